@@ -1,0 +1,169 @@
+"""What every source of tokens is to the router: one `Backend` protocol, one currency, one error.
+
+The currency is OpenAI's wire format as bytes, cut at event boundaries (`Piece`), beside the few facts that
+routing and accounting need. A hosted API that already speaks it is relayed untouched; the bundled cluster
+writes it itself. Nothing here opens a connection or imports more than the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Surface = Literal["chat.completions", "completions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What the caller asks of latency. All in milliseconds; None where nothing was asked."""
+
+    ttft_ms: float | None = None
+    """Time to first token."""
+    tpot_ms: float | None = None
+    """Time per output token after the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt, as it goes to a backend."""
+
+    request_id: str
+    surface: Surface
+    body: Mapping[str, Any]
+    """The client's JSON object; `model` is already the target's model. Never mutated."""
+    stream: bool
+    goals: Goals = field(default_factory=Goals)
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's token ids where this backend's own `count_prompt` made them: templated and tokenized once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVTransfer:
+    """What one request's hand-over from prefill to decode moved, and how long each part took.
+
+    `exposed_s` is what the client could feel: from the prefill's last layer done to the decode side being
+    able to step. The phases overlap with prefill, so they may add up to more than that.
+    """
+
+    transport: str
+    codec: str
+    bytes: int
+    prefill_pid: int
+    decode_pid: int
+    queue_s: float
+    alloc_s: float
+    wire_s: float
+    codec_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Complete SSE events (streamed) or the whole JSON body (not streamed), with what was seen in them."""
+
+    data: bytes
+    content: bool = False
+    """Whether a client would see generated content (text, tool call, reasoning); comments and role-only
+    frames are not."""
+    usage: Usage | None = None
+    done: bool = False
+    """The stream's proper end (`data: [DONE]`) or the body's end. A stream that stops without it was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCount:
+    tokens: int
+    exact: bool
+    """True when the target's own tokenizer counted; False for an estimate."""
+    prompt_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    ok: bool
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-ready facts for /health: workers with role, pid and state; never a secret."""
+
+
+class Reply(Protocol):
+    """An answer under way. Iterate once; always `aclose()` (closing early cancels the work upstream)."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    @property
+    def transfer(self) -> KVTransfer | None:
+        """The KV hand-over of this request, once known; None where there was none."""
+
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A provider as configured in the policy: it may serve several targets."""
+
+    async def start(self) -> None:
+        """Make ready (open pools, spawn workers). Raises BackendError with what to do about it."""
+
+    async def aclose(self) -> None:
+        """Release everything; safe to call twice, and after a failed start."""
+
+    def count_prompt(self, surface: Surface, body: Mapping[str, Any]) -> PromptCount | None:
+        """Prompt tokens after templating with the target's own tokenizer, or None where it is not local.
+
+        Raises BackendError (400) for a body it can tell is malformed.
+        """
+
+    def context_limit(self) -> int | None:
+        """The longest prompt + answer in tokens where the backend knows it itself, else None."""
+
+    async def open(self, call: Call) -> Reply:
+        """Send `call`; return when the answer has begun. Raises BackendError when it is refused."""
+
+    def health(self) -> Health: ...
+
+
+class BackendError(Exception):
+    """A refusal or failure, with what the provider said kept: status, code, param, message, headers.
+
+    `status` follows HTTP: 400 the request is wrong, 401/403 credentials, 404 unknown model, 408/504 too late,
+    413 too large, 429 too many (see `retry_after_s`), 5xx the provider's fault, 502 broken reply, 503 not
+    available. `kind` is OpenAI's `error.type`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        kind: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind or ("invalid_request_error" if 400 <= status < 500 else "api_error")
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.hint = hint
+        """What the operator may do next; shown by the CLI, not sent to API clients."""
+
+    def as_openai(self) -> dict[str, Any]:
+        """The body OpenAI's API would send for this."""
+        return {
+            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        }
