@@ -19,6 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	  echo "name another one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; } >&2
+	@echo "Setting up $(VENV): torch and what reads models are downloaded, which takes a minute or two."
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24.1'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local,dev]'
 	@touch $(READY)
