@@ -1,0 +1,141 @@
+"""Attention over the paged KV cache, behind one seam: `prefill` for a prompt's chunk, `decode` for single tokens.
+
+`TorchAttention` runs anywhere torch does. `NativeAttention` replaces its decode on CPU with a compiled kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from backends.disagg.engine import native
+from backends.disagg.engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """One prompt chunk inside a step: rows `row .. row + length`, tokens `start .. start + length`."""
+
+    row: int
+    start: int
+    length: int
+    blocks: torch.Tensor
+    """int64 [blocks for start + length tokens]; empty where start is 0."""
+    mask: torch.Tensor | None
+    """Additive [length, start + length], or None where start is 0 (plain causal)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The single-token rows of a step: rows `row .. row + len(lengths)`."""
+
+    row: int
+    tables: torch.Tensor
+    """int32 [rows, widest table]; what lies past a row's length is ignored but must be a valid block."""
+    lengths: torch.Tensor
+    """int32 [rows]: tokens to attend to, the row's own included (its KV is already written)."""
+
+
+class Attention(Protocol):
+    def prefill(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan
+    ) -> torch.Tensor:
+        """q [length, heads, head_dim], k and v [length, kv_heads, head_dim] -> [length, heads, head_dim]."""
+
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
+        """q [rows, heads, head_dim] -> the same shape."""
+
+
+class TorchAttention:
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.scale = cache.geometry.head_dim**-0.5
+
+    def _gather(self, layer: int, which: int, blocks: torch.Tensor) -> torch.Tensor:
+        """K (0) or V (1) of `blocks` [..., n] as [..., kv_heads, n * block_size, head_dim]."""
+        pages = self.cache.data[:, layer, which][blocks]
+        return pages.transpose(-4, -3).flatten(-3, -2)
+
+    def prefill(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan
+    ) -> torch.Tensor:
+        if span.start:
+            total = span.start + span.length
+            keys = self._gather(layer, 0, span.blocks)[:, :total]
+            values = self._gather(layer, 1, span.blocks)[:, :total]
+        else:
+            keys, values = k.transpose(0, 1), v.transpose(0, 1)
+        group = q.shape[1] // keys.shape[0]
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            keys.repeat_interleave(group, 0)[None],
+            values.repeat_interleave(group, 0)[None],
+            attn_mask=span.mask,
+            is_causal=span.mask is None,
+            scale=self.scale,
+        )
+        return out[0].transpose(0, 1)
+
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
+        # One matmul per KV head's group of query heads: with one query token this is far faster than
+        # scaled_dot_product_attention on CPU, which has no fast path for it.
+        tables = rows.tables.long()
+        keys, values = self._gather(layer, 0, tables), self._gather(layer, 1, tables)
+        count, heads, dim = q.shape
+        grouped = q.view(count, keys.shape[1], heads // keys.shape[1], dim)
+        scores = (grouped @ keys.transpose(-1, -2)).float() * self.scale
+        beyond = torch.arange(keys.shape[2], device=q.device) >= rows.lengths[:, None]
+        weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).to(q.dtype)
+        return (weights @ values).view(count, heads, dim)
+
+
+class NativeAttention(TorchAttention):
+    """`decode` by `native/paged_attention.c`: float32 and bfloat16, on CPU."""
+
+    def __init__(self, cache: KVCache, library: ctypes.CDLL) -> None:
+        super().__init__(cache)
+        geometry = cache.geometry
+        suffix = {"float32": "f32", "bfloat16": "bf16"}[geometry.dtype]
+        self._kernel = getattr(library, f"paged_decode_{suffix}")
+        self._v_offset = geometry.kv_heads * geometry.block_size * geometry.head_dim
+        self._block_stride = geometry.layers * 2 * self._v_offset
+        self._layer_bytes = 2 * self._v_offset * geometry.torch_dtype.itemsize
+
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
+        geometry = self.cache.geometry
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        count, heads, dim = q.shape
+        failed = self._kernel(
+            q.data_ptr(),
+            self.cache.data.data_ptr() + layer * self._layer_bytes,
+            self._block_stride,
+            self._v_offset,
+            rows.tables.data_ptr(),
+            rows.tables.shape[1],
+            rows.lengths.data_ptr(),
+            out.data_ptr(),
+            count,
+            geometry.kv_heads,
+            heads // geometry.kv_heads,
+            dim,
+            geometry.block_size,
+            self.scale,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("no memory for the attention scores of a decode step")
+        return out
+
+
+def choose_attention(cache: KVCache) -> Attention:
+    """The fastest implementation that runs here."""
+    if cache.data.device.type == "cpu" and cache.geometry.dtype in ("float32", "bfloat16"):
+        library = native.load()
+        if library is not None:
+            return NativeAttention(cache, library)
+    return TorchAttention(cache)

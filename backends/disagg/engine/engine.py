@@ -1,0 +1,121 @@
+"""The engine: scheduler, model and KV cache put together; `step` advances everybody by one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from backends.disagg.engine.attention import choose_attention
+from backends.disagg.engine.batch import build_batch
+from backends.disagg.engine.blocks import BlockPool
+from backends.disagg.engine.kv_cache import KVCache, KVGeometry
+from backends.disagg.engine.models import ARCHITECTURES
+from backends.disagg.engine.sampler import sample
+from backends.disagg.engine.scheduler import Chunk, Scheduler
+from backends.disagg.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from backends.models import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`dtype` is a torch dtype's name; `kv_tokens` is the KV cache's size in tokens."""
+
+    dtype: str
+    device: str
+    block_size: int
+    kv_tokens: int
+    max_model_len: int
+    max_batch: int
+    prefill_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `index` counts a sequence's output from 0."""
+
+    seq: Sequence
+    index: int
+    token: int
+    finish_reason: str | None
+
+
+@dataclass(slots=True)
+class StepResult:
+    tokens: list[Token] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    """Prompt chunks whose KV is now complete in the cache."""
+    receive: list[Sequence] = field(default_factory=list)
+    """Sequences whose blocks await another worker's KV; tell `scheduler.received` when it is there."""
+
+    idle: bool = False
+    """Nothing was done and nothing can be until a sequence is added, received or freed."""
+
+
+class Engine:
+    """Not thread-safe: one thread calls everything (another may write into blocks of receiving sequences)."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        config: EngineConfig,
+    ) -> None:
+        self.config = config
+        self.device = torch.device(config.device)
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
+        if model_config.architecture not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise ValueError(
+                f"architecture {model_config.architecture!r} is not supported; supported: {known}"
+            )
+        self.model = ARCHITECTURES[model_config.architecture](
+            model_config, weights, dtype=self.dtype, device=self.device, max_len=config.max_model_len
+        )
+        self.geometry = KVGeometry(
+            layers=model_config.num_layers,
+            kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            block_size=config.block_size,
+            dtype=config.dtype,
+        )
+        num_blocks = -(-config.kv_tokens // config.block_size)
+        self._scratch = num_blocks  # one more than the pool knows of: padding rows write there
+        self.cache = KVCache(self.geometry, num_blocks + 1, self.device)
+        self.attention = choose_attention(self.cache)
+        self.scheduler = Scheduler(
+            BlockPool(num_blocks, config.block_size),
+            max_batch=config.max_batch,
+            prefill_chunk=config.prefill_chunk,
+        )
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """Schedule and compute one step."""
+        step = self.scheduler.schedule()
+        for seq, blocks in step.swap_out:
+            seq.host_kv = self.cache.save(blocks)
+        for seq in step.swap_in:
+            assert isinstance(seq.host_kv, torch.Tensor)
+            self.cache.restore(seq.blocks, seq.host_kv)
+            seq.host_kv = None
+        result = StepResult(chunks=step.prefill, receive=step.receive, idle=step.empty)
+        if not (step.prefill or step.decode):
+            return result
+        batch = build_batch(step, self.config.block_size, self._scratch, self.dtype, self.device)
+        logits = self.model.forward(batch, self.cache, self.attention)
+        drawn = dict(zip(batch.sampled, sample(logits, batch.sampled), strict=True))
+        for chunk in step.prefill:
+            self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), result)
+        for seq in step.decode:
+            self._advance(seq, 1, drawn[seq], result)
+        return result
+
+    def _advance(self, seq: Sequence, computed: int, token: int | None, result: StepResult) -> None:
+        reason = self.scheduler.advance(seq, computed, token)
+        if token is not None:
+            result.tokens.append(Token(seq, seq.output_len - 1, token, reason))

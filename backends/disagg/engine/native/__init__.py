@@ -1,0 +1,77 @@
+"""Builds and binds `paged_attention.c` at first use, where there is a C compiler.
+
+The library lies in the user's cache under a name made of the source, the compiler and the processor, so
+it is built once a machine. `load` returns None where it cannot be had (no compiler, a compiler that
+fails), and the caller uses torch instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger("splitroute.native")
+
+_SOURCE = Path(__file__).with_name("paged_attention.c")
+_FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC")
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("SPLITROUTE_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "splitroute"
+    )
+    return Path(base) / "native"
+
+
+def _processor() -> str:
+    """What -march=native looks at: a cache folder may be shared by machines of different kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _build(compiler: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        built = Path(folder) / target.name
+        for extra in (("-fopenmp",), ()):  # Apple's clang has no OpenMP
+            command = [compiler, *_FLAGS, *extra, "-o", str(built), str(_SOURCE), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode == 0:
+                built.replace(target)  # atomic: two workers may build at once
+                return
+        raise OSError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The compiled library, or None. `SPLITROUTE_NATIVE=0` turns it off."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if os.environ.get("SPLITROUTE_NATIVE") == "0" or compiler is None:
+        return None
+    key = hashlib.sha256(_SOURCE.read_bytes() + f"{compiler} {_FLAGS} {_processor()}".encode()).hexdigest()
+    target = _cache_dir() / f"paged_attention-{key[:16]}.so"
+    try:
+        if not target.exists():
+            _build(compiler, target)
+        library = ctypes.CDLL(str(target))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("native attention not available, using torch: %s", error)
+        return None
+    pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
+    for name in ("paged_decode_f32", "paged_decode_bf16"):
+        function = getattr(library, name)
+        function.restype = integer
+        function.argtypes = [pointer, pointer, long, long, pointer, integer, pointer, pointer]
+        function.argtypes += [integer] * 5 + [ctypes.c_float, integer]
+    return library

@@ -1,0 +1,81 @@
+"""A request inside the engine: its tokens, its KV blocks, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn and when generation ends.
+
+    `temperature` 0 is greedy. `seed` names the whole random stream: the number drawn for output position i
+    is a pure function of (seed, i), so the same seed gives the same text whatever else is in the batch and
+    on whichever worker a position is computed.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """Token ids that end generation; the ending token is reported but is not part of the text."""
+
+    def uniform(self, position: int) -> float:
+        """The number in [0, 1) for output `position`: SplitMix64 (Steele et al. 2014) on seed and position."""
+        z = (self.seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1342543DE82EF95) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((z ^ (z >> 31)) >> 11) / (1 << 53)
+
+
+class Status(Enum):
+    WAITING = auto()
+    """Submitted; holds no blocks."""
+    PREFILLING = auto()
+    """Holds its prompt's blocks; some of the prompt is not computed yet."""
+    RECEIVING = auto()
+    """Holds its prompt's blocks; another worker's KV is being written into them."""
+    DECODING = auto()
+    SWAPPED = auto()
+    """Preempted: its KV lies in host memory and waits for blocks."""
+    HELD = auto()
+    """Prefilled for another worker, which has not taken the KV yet."""
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`tokens` is the prompt and what was generated; KV exists for the first `computed` of them."""
+
+    id: int
+    tokens: list[int]
+    params: SamplingParams
+    prefill_only: bool = False
+    """Stop after the first token and hold the KV for another worker."""
+    remote_kv: bool = False
+    """The prompt's KV and the first token come from another worker."""
+    prompt_len: int = 0
+    status: Status = Status.WAITING
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    host_kv: object = None
+    """The runner's copy of the KV while the sequence is swapped out."""
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def finish_reason(self) -> str | None:
+        """Why generation is over after the newest token, in OpenAI's words; None while it goes on."""
+        if self.tokens[-1] in self.params.stop_ids:
+            return "stop"
+        if self.output_len >= self.params.max_tokens:
+            return "length"
+        return None

@@ -1,0 +1,143 @@
+"""What coordinator and workers say to each other: msgpack structs behind a four-byte length.
+
+Each worker has one socket pair with the coordinator, inherited at start: no name, no port, nobody else can
+connect, and its end-of-file is how either learns that the other has died.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Literal
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+MAX_MESSAGE_BYTES = 64 << 20
+
+Role = Literal["prefill", "decode", "unified"]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """Everything a worker needs to start; the first message it gets."""
+
+    name: str
+    role: Role
+    model: str
+    model_path: str
+    model_kind: Literal["gguf", "hf"]
+    fingerprint: str
+    device: str
+    dtype: str
+    block_size: int
+    kv_tokens: int
+    max_model_len: int
+    max_batch: int
+    prefill_chunk: int
+    threads: int
+    cpus: list[int] | None
+    transport: Literal["shm", "tcp"]
+    token: str
+    lease_s: float
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop_ids: list[int]
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Serve a request: whole (unified), up to the first token (prefill), or from it on (decode)."""
+
+    request: int
+    prompt_ids: list[int]
+    sampling: Sampling
+    source: str | None = None
+    """Decode: the address of the prefill worker to pull the KV from; None prefills here."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    request: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Exit cleanly."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded; requests may come."""
+
+    pid: int
+    address: str | None
+    """Where decode workers pull KV from; None on workers that hand none over."""
+    num_blocks: int
+    dtype: str
+    attention: str
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    message: str
+    hint: str | None
+
+
+class TokenOut(msgspec.Struct, frozen=True, array_like=True):
+    request: int
+    index: int
+    token: int
+    finish_reason: str | None
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    """What one engine step produced."""
+
+    tokens: list[TokenOut]
+
+
+class Transferred(msgspec.Struct, frozen=True, tag=True):
+    """Decode: a prompt's KV has landed here."""
+
+    request: int
+    transport: str
+    codec: str
+    bytes: int
+    prefill_pid: int
+    decode_pid: int
+    queue_s: float
+    alloc_s: float
+    wire_s: float
+    codec_s: float
+    exposed_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """One request failed; the worker goes on."""
+
+    request: int
+    message: str
+    status: int = 503
+
+
+class State(msgspec.Struct, frozen=True, tag=True):
+    """The worker's load, sent when it changed, a few times a second at most."""
+
+    free_blocks: int
+    waiting: int
+    running: int
+    held: int
+
+
+ToWorker = Submit | Abort | Stop
+FromWorker = Started | StartFailed | Tokens | Transferred | Failed | State
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+decode_config = msgspec.msgpack.Decoder(WorkerConfig).decode
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """`message` with its length before it."""
+    body = _encode(message)
+    return LENGTH.pack(len(body)) + body

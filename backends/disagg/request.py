@@ -1,0 +1,157 @@
+"""OpenAI request bodies as the bundled cluster understands them. Torch-free.
+
+What it cannot do yet is refused by name with 400 `unsupported_parameter`, never ignored.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backends.base import BackendError, Surface
+
+_COMMON = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "stop", "max_tokens", "n"}
+_SURFACES: dict[str, set[str]] = {
+    "chat.completions": _COMMON | {"messages", "max_completion_tokens"},
+    "completions": _COMMON | {"prompt"},
+}
+_NO_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+"""Bookkeeping for the provider: the answer is the same without."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+"""Not supported, but accepted with a value that asks for nothing (null always does)."""
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A validated body. `max_tokens` None means: as many as the context has room for."""
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    seed: int
+    stop: tuple[str, ...]
+    include_usage: bool
+
+
+def parse_request(surface: Surface, body: Mapping[str, Any]) -> GenerationRequest:
+    """Validate all but the prompt. Raises BackendError (400) naming field, value and remedy."""
+    for name, value in body.items():
+        if name in _SURFACES[surface] or name in _NO_EFFECT or value is None:
+            continue
+        if value not in _NEUTRAL.get(name, ()):
+            raise BackendError(
+                f"{name}={_short(value)} is not supported by the bundled cluster; leave it out, "
+                "or route this request to a target that supports it",
+                status=400,
+                code="unsupported_parameter",
+                param=name,
+            )
+    if body.get("n") not in (None, 1):
+        raise _bad("n", body["n"], "the bundled cluster gives one answer a request: use 1")
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    max_tokens = _number(body, name, None, low=1, whole=True)
+    seed = _number(body, "seed", None, low=-(1 << 63), high=(1 << 64) - 1, whole=True)
+    options = body.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise _bad("stream_options", options, 'use an object such as {"include_usage": true}')
+    return GenerationRequest(
+        max_tokens=None if max_tokens is None else int(max_tokens),
+        temperature=float(_number(body, "temperature", 1.0, low=0, high=2) or 0.0),
+        top_p=float(_number(body, "top_p", 1.0, low=0, high=1) or 0.0),
+        seed=secrets.randbits(63) if seed is None else int(seed) & ((1 << 64) - 1),
+        stop=_stops(body.get("stop")),
+        include_usage=bool(options.get("include_usage")),
+    )
+
+
+def chat_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The `messages` of a chat body, checked for shape. Raises BackendError (400)."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _bad("messages", messages, "use a list of at least one message")
+    for index, message in enumerate(messages):
+        at = f"messages[{index}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _bad(at, message, 'use an object such as {"role": "user", "content": "…"}')
+        content = message.get("content")
+        if isinstance(content, list):
+            for part in content:
+                if not isinstance(part, dict) or part.get("type") != "text":
+                    raise _bad(f"{at}.content", part, "this model reads text parts only")
+                if not isinstance(part.get("text"), str):
+                    raise _bad(f"{at}.content", part, "a text part needs a string `text`")
+        elif not isinstance(content, str):
+            raise _bad(f"{at}.content", content, "use a string or a list of text parts")
+    return messages
+
+
+def completion_prompt(body: Mapping[str, Any]) -> str | list[int]:
+    """The one prompt of a completions body: text or token ids. Raises BackendError (400)."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return prompt
+    if isinstance(prompt, list) and len(prompt) > 1 and all(isinstance(one, str | list) for one in prompt):
+        raise _bad("prompt", prompt, "the bundled cluster takes one prompt a request")
+    raise _bad("prompt", prompt, "use a non-empty string or a list of token ids")
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value if value is not None else []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise _bad("stop", value, "use a non-empty string or a list of them")
+    if len(stops) > MAX_STOPS:
+        raise _bad("stop", value, f"at most {MAX_STOPS} stop strings")
+    return tuple(stops)
+
+
+def _number(
+    body: Mapping[str, Any],
+    name: str,
+    default: float | None,
+    *,
+    low: float,
+    high: float | None = None,
+    whole: bool = False,
+) -> float | int | None:
+    value = body.get(name)
+    if value is None:
+        return default
+    kinds = (int,) if whole else (int, float)
+    wanted = f"{'a whole number' if whole else 'a number'} " + (
+        f"from {low} to {high}" if high is not None else f"of at least {low}"
+    )
+    if type(value) not in kinds or value < low or (high is not None and value > high) or value != value:
+        raise _bad(name, value, f"use {wanted}")
+    return value  # type: ignore[no-any-return]
+
+
+def _bad(param: str, value: Any, remedy: str) -> BackendError:
+    return BackendError(
+        f"invalid {param}: {_short(value)}; {remedy}", status=400, param=param, code="invalid_value"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,119 @@
+"""Where a prefill worker listens, and whole frames over blocking sockets."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Iterable
+
+from backends.disagg.transfer.wire import (
+    HEADER_BYTES,
+    MAX_CONTROL_BYTES,
+    Header,
+    Kind,
+    WireError,
+    decode_header,
+)
+
+HANDSHAKE_TIMEOUT_S = 10.0
+_MAX_IOVECS = 512
+
+
+def listen(transport: str) -> tuple[socket.socket, str]:
+    """A listening socket and the address a peer passes to `connect`: `unix:NAME` or `tcp:HOST:PORT`.
+
+    On Linux a Unix socket lies in the abstract namespace: it is gone with its process.
+    """
+    if transport == "tcp":
+        listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        host, port = listener.getsockname()[:2]
+        return listener, f"tcp:{host}:{port}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if sys.platform == "linux":
+        name = f"@splitroute-{secrets.token_hex(12)}"
+    else:
+        name = os.path.join(tempfile.mkdtemp(prefix="splitroute-"), "kv")
+    listener.bind(name.replace("@", "\0", 1))
+    listener.listen(64)
+    return listener, f"unix:{name}"
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to an address `listen` gave. Raises OSError."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.settimeout(HANDSHAKE_TIMEOUT_S)
+        peer.connect(rest.replace("@", "\0", 1))
+        return peer
+    host, _, port = rest.rpartition(":")
+    peer = socket.create_connection((host, int(port)), timeout=HANDSHAKE_TIMEOUT_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+def same_user(peer: socket.socket) -> bool:
+    """Whether the process behind a Unix socket runs as this user (True where the system cannot tell)."""
+    if peer.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return True
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid == os.getuid()
+
+
+def send(peer: socket.socket, header: Header, payload: Iterable[bytes | memoryview] = ()) -> None:
+    """Write a whole frame; `header.payload_bytes` must be the payload's length. Raises OSError."""
+    parts = [memoryview(header.encode()), *(memoryview(part) for part in payload)]
+    at = 0
+    while at < len(parts):
+        sent = peer.sendmsg(parts[at : at + _MAX_IOVECS])
+        while at < len(parts) and sent >= len(parts[at]):
+            sent -= len(parts[at])
+            at += 1
+        if sent:
+            parts[at] = parts[at][sent:]
+
+
+def send_control(peer: socket.socket, kind: Kind, payload: bytes = b"", *, request: int = 0) -> None:
+    """Write a frame that carries no KV."""
+    send(peer, Header(kind, request=request, payload_bytes=len(payload)), (payload,) if payload else ())
+
+
+def receive_into(peer: socket.socket, view: memoryview) -> None:
+    """Fill `view`. Raises EOFError where the peer closed before."""
+    while len(view):
+        count = peer.recv_into(view)
+        if not count:
+            raise EOFError("the peer closed the connection")
+        view = view[count:]
+
+
+def receive_bytes(peer: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    receive_into(peer, memoryview(data))
+    return data
+
+
+def receive_header(peer: socket.socket) -> Header:
+    """The next frame's header. Raises WireError, EOFError or OSError."""
+    header = decode_header(receive_bytes(peer, HEADER_BYTES))
+    if header.kind is not Kind.BLOCKS and header.payload_bytes > MAX_CONTROL_BYTES:
+        raise WireError(f"a {header.kind.name} frame announces {header.payload_bytes} bytes of payload")
+    return header
+
+
+def receive_control(peer: socket.socket, expected: Kind) -> bytearray:
+    """The payload of the next frame, which must be of kind `expected`. A refusal becomes a WireError."""
+    header = receive_header(peer)
+    if header.kind is Kind.BLOCKS:
+        raise WireError(f"expected a {expected.name} frame, got BLOCKS")
+    payload = receive_bytes(peer, header.payload_bytes)
+    if header.kind is Kind.REFUSED:
+        raise WireError(payload.decode(errors="replace"))
+    if header.kind is not expected:
+        raise WireError(f"expected a {expected.name} frame, got {header.kind.name}")
+    return payload
