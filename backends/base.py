@@ -164,6 +164,4 @@ class BackendError(Exception):
 
     def as_openai(self) -> dict[str, Any]:
         """The body OpenAI's API would send for this."""
-        return {
-            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        }
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

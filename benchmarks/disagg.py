@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import time
 from dataclasses import dataclass, field
@@ -85,7 +86,7 @@ async def long_prompt(cluster: Cluster, prompt: list[int], measured: Measured) -
 
 async def measure(options: DisaggOptions, prompts: int, vocabulary: list[int]) -> Measured:
     """Run the load against one mode and measure it."""
-    files = resolve(options.model, pull=True)
+    files = resolve(options.model, pull_missing=True)
     context = load_config(files).max_position_embeddings
     cluster = Cluster(*worker_configs(options, files, fingerprint(files), context))
     await cluster.start(options.start_timeout_s)
@@ -99,7 +100,7 @@ async def measure(options: DisaggOptions, prompts: int, vocabulary: list[int]) -
             asyncio.create_task(stream(cluster, rng.choices(vocabulary, k=STREAM_PROMPT), times, stop))
             for times in arrivals
         ]
-        while not all(len(times) > 8 for times in arrivals):
+        while not all(len(times) > 8 for times in arrivals):  # noqa: ASYNC110 - a benchmark may poll
             await asyncio.sleep(0.05)
         measured = Measured()
         begun = time.perf_counter()
@@ -110,23 +111,21 @@ async def measure(options: DisaggOptions, prompts: int, vocabulary: list[int]) -
         await asyncio.gather(*streams)
         for times in arrivals:
             inside = [at for at in times if begun <= at <= ended]
-            measured.gaps_ms += [(b - a) * 1000 for a, b in zip(inside, inside[1:], strict=False)]
+            measured.gaps_ms += [(b - a) * 1000 for a, b in itertools.pairwise(inside)]
         return measured
     finally:
         await cluster.aclose()
 
 
 def run(model: str, transport: str, dtype: str, prompts: int) -> dict[str, Any]:
-    tokenizer = load_tokenizer(resolve(model, pull=True))
+    tokenizer = load_tokenizer(resolve(model, pull_missing=True))
     vocabulary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.eos_token_ids]
     results: dict[str, Any] = {"machine": machine(), "model": model, "transport": transport, "dtype": dtype}
     for name, mode in (("pd", "split"), ("unified", "unified")):
         print(f"measuring {name} ({prompts} prompts of {LONG_PROMPT} tokens)…", flush=True)
         options = DisaggOptions(model=model, mode=mode, transport=transport, dtype=dtype, pin=True)
         results[name] = asyncio.run(measure(options, prompts, vocabulary)).summary()
-    results["itl_p99_ratio"] = round(
-        results["pd"]["itl_ms"]["p99"] / results["unified"]["itl_ms"]["p99"], 4
-    )
+    results["itl_p99_ratio"] = round(results["pd"]["itl_ms"]["p99"] / results["unified"]["itl_ms"]["p99"], 4)
     return results
 
 
@@ -149,9 +148,7 @@ def main() -> None:
         one = results[name]
         itl, kv = one["itl_ms"], one.get("kv_exposed_ms", {})
         exposed = f"{kv['p50']:.1f} / {kv['p99']:.1f}" if kv else "–"
-        rows.append(
-            [name, itl["p50"], itl["p99"], itl["max"], f"{one['long_ttft_s']:.2f}", exposed, one["gaps"]]
-        )
+        rows.append([name, itl["p50"], itl["p99"], itl["max"], f"{one['long_ttft_s']:.2f}", exposed, one["gaps"]])
     show(
         f"{STREAMS} streams decoding while {LONG_PROMPT}-token prompts arrive",
         ["mode", "ITL p50 ms", "p99 ms", "max ms", "long TTFT s", "KV exposed p50 / p99 ms", "gaps"],

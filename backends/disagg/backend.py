@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import secrets
@@ -13,7 +14,16 @@ from backends.disagg.cluster import Cluster, Generation
 from backends.disagg.messages import Role, Sampling, WorkerConfig
 from backends.disagg.render import Renderer
 from backends.disagg.request import GenerationRequest, chat_messages, completion_prompt, parse_request
-from backends.models import ModelError, ModelFiles, Tokenizer, fingerprint, load_config, load_tokenizer, resolve
+from backends.models import (
+    ModelConfig,
+    ModelError,
+    ModelFiles,
+    Tokenizer,
+    fingerprint,
+    load_config,
+    load_tokenizer,
+    resolve,
+)
 from backends.models.detokenize import Detokenizer
 from backends.models.stops import StopChecker
 from backends.options import DisaggOptions
@@ -45,14 +55,10 @@ class DisaggBackend:
                 hint="pip install 'splitroute[local]'",
             )
         try:
-            files = resolve(self.options.model)
-            config = load_config(files)
-            self._tokenizer = load_tokenizer(files)
-            mark = fingerprint(files)
+            # In a thread: it may fetch the weights, and reading the vocabulary takes a second.
+            files, config, mark, self._tokenizer = await asyncio.to_thread(_read, self.options.model)
         except ModelError as error:
-            raise BackendError(
-                f"provider {self.name}: {error.message}", status=503, hint=error.hint
-            ) from None
+            raise BackendError(f"provider {self.name}: {error.message}", status=503, hint=error.hint) from None
         wanted = self.options.max_model_len or config.max_position_embeddings
         if wanted > config.max_position_embeddings:
             raise BackendError(
@@ -87,10 +93,13 @@ class DisaggBackend:
                 ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         except ModelError as error:  # the chat template refused the messages
             raise BackendError(error.message, status=400, param="messages") from None
+        if not ids:
+            raise BackendError(
+                "invalid prompt: nothing in it is in the model's vocabulary", status=400, param="prompt"
+            )
         if max(ids) >= self._tokenizer.vocab_size:
             raise BackendError(
-                f"invalid prompt: token id {max(ids)} is outside the vocabulary of "
-                f"{self._tokenizer.vocab_size}",
+                f"invalid prompt: token id {max(ids)} is outside the vocabulary of {self._tokenizer.vocab_size}",
                 status=400,
                 param="prompt",
             )
@@ -146,6 +155,11 @@ class DisaggBackend:
         return Health(ok, {"model": self.options.model, "mode": self.options.mode, "workers": workers})
 
 
+def _read(model: str) -> tuple[ModelFiles, ModelConfig, str, Tokenizer]:
+    files = resolve(model, pull_missing=True)
+    return files, load_config(files), fingerprint(files), load_tokenizer(files)
+
+
 class DisaggReply:
     """An answer of the bundled cluster under way."""
 
@@ -159,9 +173,7 @@ class DisaggReply:
         prompt_tokens: int,
     ) -> None:
         self.status = 200
-        self.headers: Mapping[str, str] = {
-            "content-type": "text/event-stream" if call.stream else "application/json"
-        }
+        self.headers: Mapping[str, str] = {"content-type": "text/event-stream" if call.stream else "application/json"}
         self._cluster = cluster
         self._generation = generation
         self._detokenizer = Detokenizer(tokenizer)

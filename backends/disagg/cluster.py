@@ -146,9 +146,7 @@ class WorkerHandle:
                 hint="its last words are on stderr above; is there enough memory for the model?",
             ) from None
         if isinstance(first, StartFailed):
-            raise BackendError(
-                f"{self.config.name} could not start: {first.message}", status=503, hint=first.hint
-            )
+            raise BackendError(f"{self.config.name} could not start: {first.message}", status=503, hint=first.hint)
         assert isinstance(first, Started)
         self.started = first
 
@@ -173,7 +171,7 @@ class WorkerHandle:
         self.send(Stop())
         try:
             await asyncio.wait_for(self.process.wait(), _STOP_GRACE_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()
@@ -259,9 +257,7 @@ class Cluster:
     def _pick(self, pool: list[WorkerHandle], role: str) -> WorkerHandle:
         up = [worker for worker in pool if worker.up]
         if not up:
-            raise BackendError(
-                f"no {role} worker is up; a dead one is started again", status=503, retry_after_s=1
-            )
+            raise BackendError(f"no {role} worker is up; a dead one is started again", status=503, retry_after_s=1)
         return min(up, key=lambda worker: (worker.prompt_backlog, len(worker.active)))
 
     def _give(self, worker: WorkerHandle, generation: Generation, message: Submit) -> None:
@@ -350,4 +346,3 @@ class Cluster:
         generation.transfer = KVTransfer(**facts)
         if generation.prefill is not None:  # its worker's death no longer concerns this request
             generation.prefill.active.pop(message.request, None)
-

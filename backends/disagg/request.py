@@ -147,9 +147,7 @@ def _number(
 
 
 def _bad(param: str, value: Any, remedy: str) -> BackendError:
-    return BackendError(
-        f"invalid {param}: {_short(value)}; {remedy}", status=400, param=param, code="invalid_value"
-    )
+    return BackendError(f"invalid {param}: {_short(value)}; {remedy}", status=400, param=param, code="invalid_value")
 
 
 def _short(value: Any) -> str:

@@ -81,7 +81,6 @@ class Worker:
     def run(self) -> None:
         """Serve until told to stop."""
         if self.config.role == "prefill":
-
             self.server = KVServer(
                 self.engine.cache,
                 self.hello(),
@@ -206,11 +205,7 @@ class Worker:
         """Tell the coordinator and the KV peers what a step did."""
         pool = self.engine.scheduler.pool
         if result.tokens:  # first: a decode worker's tokens must not overtake the first one
-            self.say(
-                Tokens(
-                    [TokenOut(out.seq.id, out.index, out.token, out.finish_reason) for out in result.tokens]
-                )
-            )
+            self.say(Tokens([TokenOut(out.seq.id, out.index, out.token, out.finish_reason) for out in result.tokens]))
         if self.server is not None:
             for chunk in result.chunks:
                 seq = chunk.seq

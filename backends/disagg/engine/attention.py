@@ -41,9 +41,7 @@ class DecodeRows:
 
 
 class Attention(Protocol):
-    def prefill(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan
-    ) -> torch.Tensor:
+    def prefill(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan) -> torch.Tensor:
         """q [length, heads, head_dim], k and v [length, kv_heads, head_dim] -> [length, heads, head_dim]."""
 
     def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
@@ -60,9 +58,7 @@ class TorchAttention:
         pages = self.cache.data[:, layer, which][blocks]
         return pages.transpose(-4, -3).flatten(-3, -2)
 
-    def prefill(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan
-    ) -> torch.Tensor:
+    def prefill(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan) -> torch.Tensor:
         if span.start:
             total = span.start + span.length
             keys = self._gather(layer, 0, span.blocks)[:, :total]

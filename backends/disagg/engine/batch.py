@@ -35,9 +35,7 @@ class Batch:
     """The sequences of the first `len(sampled)` sample rows."""
 
 
-def build_batch(
-    step: Step, block_size: int, scratch_block: int, dtype: torch.dtype, device: torch.device
-) -> Batch:
+def build_batch(step: Step, block_size: int, scratch_block: int, dtype: torch.dtype, device: torch.device) -> Batch:
     """Lay out `step`. `scratch_block` is a block that belongs to nobody."""
     tokens: list[int] = []
     positions: list[int] = []

@@ -70,9 +70,7 @@ class Engine:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         if model_config.architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
-            raise ValueError(
-                f"architecture {model_config.architecture!r} is not supported; supported: {known}"
-            )
+            raise ValueError(f"architecture {model_config.architecture!r} is not supported; supported: {known}")
         self.model = ARCHITECTURES[model_config.architecture](
             model_config, weights, dtype=self.dtype, device=self.device, max_len=config.max_model_len
         )

@@ -10,10 +10,7 @@ from backends.disagg.engine.sequence import Sequence
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     """The next token id of each sequence; row i of `logits` (float32 [>= n, vocab]) is sequence i's."""
     greedy: list[int] = logits.argmax(-1).tolist()
-    return [
-        _draw(logits[row], seq) if seq.params.temperature > 0 else greedy[row]
-        for row, seq in enumerate(sequences)
-    ]
+    return [_draw(logits[row], seq) if seq.params.temperature > 0 else greedy[row] for row, seq in enumerate(sequences)]
 
 
 def _draw(logits: torch.Tensor, seq: Sequence) -> int:

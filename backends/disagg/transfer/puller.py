@@ -6,6 +6,7 @@ come back through the callbacks, on the puller's thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -127,10 +128,8 @@ class Puller:
         return False
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def _tell(self, kind: Kind, request: int) -> bool:
         try:
@@ -192,9 +191,7 @@ class Puller:
             raise WireError("a BLOCKS frame is of another transport than the handshake's")
         size = header.blocks * (4 if shared else geometry.block_bytes)
         if header.payload_bytes != size:
-            raise WireError(
-                f"{header.blocks} blocks are {size} bytes of payload, not {header.payload_bytes}"
-            )
+            raise WireError(f"{header.blocks} blocks are {size} bytes of payload, not {header.payload_bytes}")
         if pull is None or pull.cancelled:
             self._skip(size)
             if pull is not None:

@@ -48,9 +48,7 @@ class _Offer:
 class KVServer:
     """Serves blocks of `cache`. `on_release(request)` is called from a peer's thread."""
 
-    def __init__(
-        self, cache: KVCache, hello: Hello, transport: str, on_release: Callable[[int], None]
-    ) -> None:
+    def __init__(self, cache: KVCache, hello: Hello, transport: str, on_release: Callable[[int], None]) -> None:
         self.cache = cache
         self.hello = hello
         self.shared = transport == "shm"
@@ -217,9 +215,7 @@ class _Peer:
             self._send_blocks(request, offer, first, offer.blocks[first:ready])
         if offer.first_token is not None and offer.sent == len(offer.blocks):
             offer.sent += 1  # READY goes out once
-            ready_frame = Ready(
-                offer.prompt_tokens, offer.first_token, offer.done_at, offer.queue_s, offer.codec_s
-            )
+            ready_frame = Ready(offer.prompt_tokens, offer.first_token, offer.done_at, offer.queue_s, offer.codec_s)
             with self.server._lock:  # an offer withdrawn from here on has been read completely
                 withdrawn = offer.withdrawn
             if withdrawn:

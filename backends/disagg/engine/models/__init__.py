@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from backends.disagg.engine.models.llama import Llama
 
-ARCHITECTURES: dict[str, type[Llama]] = {"llama": Llama}
+ARCHITECTURES: dict[str, type[Llama]] = {"LlamaForCausalLM": Llama}

@@ -18,17 +18,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from backends.cache import cache_dir
+
 log = logging.getLogger("splitroute.native")
 
 _SOURCE = Path(__file__).with_name("paged_attention.c")
-_FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC")
-
-
-def _cache_dir() -> Path:
-    base = os.environ.get("SPLITROUTE_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "splitroute"
-    )
-    return Path(base) / "native"
+# What lets sums be vectorised. Not -ffast-math as a whole: a library linked with it flushes denormal numbers
+# to zero in every thread that loads it, in other people's code too.
+_FAST_SUMS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
+_FLAGS = ("-O3", "-march=native", *_FAST_SUMS, "-freciprocal-math", "-shared", "-fPIC")
 
 
 def _processor() -> str:
@@ -60,7 +58,7 @@ def load() -> ctypes.CDLL | None:
     if os.environ.get("SPLITROUTE_NATIVE") == "0" or compiler is None:
         return None
     key = hashlib.sha256(_SOURCE.read_bytes() + f"{compiler} {_FLAGS} {_processor()}".encode()).hexdigest()
-    target = _cache_dir() / f"paged_attention-{key[:16]}.so"
+    target = cache_dir() / "native" / f"paged_attention-{key[:16]}.so"
     try:
         if not target.exists():
             _build(compiler, target)

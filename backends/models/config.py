@@ -1,0 +1,100 @@
+"""What the engine must know of a model's shape, from config.json or from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.models.errors import ModelError
+from backends.models.files import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Names as in Hugging Face's config.json; sizes in elements."""
+
+    architecture: str
+    """As `architectures` has it, such as LlamaForCausalLM."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    hidden_act: str
+    attention_bias: bool
+    mlp_bias: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    """Any of them ends an answer."""
+
+
+def load_config(files: ModelFiles) -> ModelConfig:
+    """Raises ModelError where the configuration is missing something or makes no sense."""
+    if files.kind == "gguf":
+        from backends.models.gguf_llama import read_config
+
+        return read_config(files.path)
+    raw = read_json(files.path / "config.json")
+    generation = files.path / "generation_config.json"
+    try:
+        return _from_hf(raw, read_json(generation) if generation.is_file() else {})
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"{files.path / 'config.json'}: {what}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON ({error}); is the download complete?") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: a JSON object is expected, this is a {type(value).__name__}")
+    return value
+
+
+def _from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+    heads = int(raw["num_attention_heads"])
+    hidden = int(raw["hidden_size"])
+    # transformers 5 writes rope_theta and the scaling as one `rope_parameters`.
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return ModelConfig(
+        architecture=str(raw["architectures"][0]),
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=int(raw["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or hidden // heads),
+        max_position_embeddings=int(raw["max_position_embeddings"]),
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        rope_scaling=None if kind == "default" else dict(rope),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        hidden_act=str(raw.get("hidden_act", "silu")),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=_ids(generation.get("eos_token_id"), raw.get("eos_token_id")),
+    )
+
+
+def _ids(*values: int | list[int] | None) -> tuple[int, ...]:
+    found: set[int] = set()
+    for value in values:
+        found.update([value] if isinstance(value, int) else value or [])
+    return tuple(sorted(found))

@@ -1,0 +1,132 @@
+"""What a GGUF file of the Llama family means: its shape, and its weights under their Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from backends.models.errors import ModelError
+from backends.models.gguf_file import TensorInfo, open_gguf
+
+if TYPE_CHECKING:
+    import mmap
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from backends.models.config import ModelConfig
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+"""`general.architecture` -> the HF class that computes the same."""
+
+_GLOBAL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Raises ModelError for another architecture or metadata that is missing."""
+    from backends.models.config import ModelConfig
+
+    file = open_gguf(path)
+    known = file.metadata
+    name = str(known.get("general.architecture"))
+    if name not in ARCHITECTURES:
+        raise ModelError(f"{path}: GGUF architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+
+    def need(key: str) -> Any:
+        if (found := known.get(f"{name}.{key}")) is None:
+            raise ModelError(f"{path}: the metadata has no {name}.{key}")
+        return found
+
+    tensors = {tensor.name for tensor in file.tensors}
+    if "rope_freqs.weight" in tensors or known.get(f"{name}.rope.scaling.type") not in (None, "none"):
+        raise ModelError(
+            f"{path}: scaled rotary positions are not read from GGUF",
+            hint="use the model's Hugging Face folder instead",
+        )
+    heads, hidden = int(need("attention.head_count")), int(need("embedding_length"))
+    ends = {known[key] for kind in ("eos", "eot") if (key := f"tokenizer.ggml.{kind}_token_id") in known}
+    return ModelConfig(
+        architecture=ARCHITECTURES[name],
+        vocab_size=int(known.get(f"{name}.vocab_size") or len(known.get("tokenizer.ggml.tokens", ()))),
+        hidden_size=hidden,
+        intermediate_size=int(need("feed_forward_length")),
+        num_layers=int(need("block_count")),
+        num_heads=heads,
+        num_kv_heads=int(known.get(f"{name}.attention.head_count_kv", heads)),
+        head_dim=int(known.get(f"{name}.attention.key_length", hidden // heads)),
+        max_position_embeddings=int(need("context_length")),
+        rope_theta=float(known.get(f"{name}.rope.freq_base", 10000.0)),
+        rope_scaling=None,
+        rms_norm_eps=float(need("attention.layer_norm_rms_epsilon")),
+        tie_word_embeddings="output.weight" not in tensors,
+        hidden_act="silu",
+        attention_bias=False,
+        mlp_bias=False,
+        bos_token_id=known.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=tuple(sorted(int(end) for end in ends)),
+    )
+
+
+def read_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """(HF name, float32 array) of every tensor, dequantized one by one."""
+    file = open_gguf(path)
+    for tensor in file.tensors:
+        array = _dequantized(path, file.data, tensor)
+        if ".attn_q." in tensor.name:
+            array = _unpermute(array, config.num_heads)
+        elif ".attn_k." in tensor.name:
+            array = _unpermute(array, config.num_kv_heads)
+        yield _hf_name(tensor.name), array
+
+
+def _dequantized(path: Path, data: mmap.mmap, tensor: TensorInfo) -> npt.NDArray[np.float32]:
+    import numpy as np
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(tensor.quantization)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    *rows, columns = tensor.shape
+    size = int(np.prod(rows, dtype=np.int64)) * (columns // block) * block_bytes
+    raw = np.frombuffer(data, dtype=np.uint8, count=size, offset=tensor.offset)
+    try:
+        if kind is GGMLQuantizationType.F32:
+            return raw.view(np.float32).reshape(tensor.shape).copy()
+        if kind is GGMLQuantizationType.F16:
+            return raw.view(np.float16).reshape(tensor.shape).astype(np.float32)
+        array: npt.NDArray[np.float32] = dequantize(raw.reshape(*rows, -1), kind)
+    except (ValueError, NotImplementedError) as error:
+        raise ModelError(f"{path}: tensor {tensor.name} ({kind.name}) cannot be read: {error}") from None
+    return array.reshape(tensor.shape).astype(np.float32, copy=False)
+
+
+def _hf_name(name: str) -> str:
+    if (known := _GLOBAL_NAMES.get(name)) is not None:
+        return known
+    parts = name.split(".")  # blk.<layer>.<part>.<weight or bias>
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    raise ModelError(f"GGUF tensor {name!r} is not part of a supported architecture")
+
+
+def _unpermute(array: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Undo llama.cpp's interleaving of each head's rotary halves: [heads · d, in] for the half-split form."""
+    rows = array.shape[0]
+    interleaved = array.reshape(heads, rows // heads // 2, 2, *array.shape[1:])
+    return interleaved.swapaxes(1, 2).reshape(array.shape)

@@ -1,0 +1,74 @@
+"""`resilience:` and `checks:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from policies.loader.language import Mapping_, Node
+from policies.loader.reader import Reader
+from policies.loader.targets import goals_of
+from policies.model import Check, Profile, Resilience
+
+_REQUEST_KEYS = ("model", "prompt_tokens", "max_tokens", "ttft_ms", "tpot_ms", "stream")
+_CHECK_EXAMPLE = "- {request: {model: chat, prompt_tokens: 6000}, expect: {target: mini}}"
+
+
+def read_resilience(reader: Reader, node: Node) -> Resilience:
+    names = [field.name for field in fields(Resilience)]
+    found = reader.entries(node, "'resilience'", "{retries: 2, ttft_timeout_ms: 3000}", names)
+    values: dict[str, Any] = {}
+    for name, entry in found.items():
+        if name == "after_commit":
+            values[name] = reader.one_of(entry.value, "'after_commit'", ["error"])
+        else:
+            values[name] = reader.whole(entry.value, repr(name), 0 if name == "retries" else 1)
+    return Resilience(**{name: value for name, value in values.items() if value is not None})
+
+
+def read_checks(
+    reader: Reader, node: Node, routes: Iterable[str], targets: Iterable[str], classes: Iterable[str]
+) -> tuple[Check, ...]:
+    known = {"target": tuple(targets), "class": tuple(classes), "route": tuple(routes)}
+    read = [_check(reader, item, known) for item in reader.sequence(node, "'checks'", _CHECK_EXAMPLE) or ()]
+    return tuple(check for check in read if check is not None)
+
+
+def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Check | None:
+    parts = reader.entries(node, "a check", _CHECK_EXAMPLE, ("request", "expect"))
+    if not isinstance(node, Mapping_):
+        return None
+    for needed in ("request", "expect"):
+        if needed not in parts:
+            reader.problems.add(node, f"a check has no {needed!r}", f"write it as {_CHECK_EXAMPLE}")
+    if len(parts) < 2:
+        return None
+    asked = parts["request"].value
+    found = reader.entries(asked, "'request' of a check", _CHECK_EXAMPLE, _REQUEST_KEYS)
+    for needed in ("model", "prompt_tokens"):
+        if needed not in found and isinstance(asked, Mapping_):
+            reader.problems.add(asked, f"'request' of a check has no {needed!r}", f"write it as {_CHECK_EXAMPLE}")
+    model = reader.one_of(found["model"].value, "route", known["route"]) if "model" in found else None
+    tokens = {
+        name: reader.whole(found[name].value, repr(name), 1) if name in found else None
+        for name in ("prompt_tokens", "max_tokens")
+    }
+    stream = reader.flag(found["stream"].value, "'stream'") if "stream" in found else False
+    goals = goals_of(reader, found)
+    wanted = parts["expect"].value
+    expect = reader.entries(wanted, "'expect' of a check", "{target: mini}", known)
+    if isinstance(wanted, Mapping_) and not wanted.entries:
+        reader.problems.add(wanted, "'expect' of a check is empty", "expect a target, class or route")
+    names = {name: reader.one_of(entry.value, name, known[name]) for name, entry in expect.items()}
+    if model is None or tokens["prompt_tokens"] is None:
+        return None
+    request = Profile(
+        model=model,
+        prompt_tokens=tokens["prompt_tokens"],
+        exact=True,
+        max_tokens=tokens["max_tokens"],
+        goals=goals,
+        stream=bool(stream),
+    )
+    return Check(node.line, request, names.get("target"), names.get("class"), names.get("route"))

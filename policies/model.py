@@ -1,0 +1,157 @@
+"""A policy as it is used: frozen, validated, every name resolved. `policies.load` makes it.
+
+Latency in milliseconds, prices in USD per one million tokens, sizes in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from policies.conditions import Condition
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+AfterCommit = Literal["error"]
+
+OWN_HARDWARE = frozenset({"disagg"})
+"""Provider types that run on the user's own machines: a target without a price costs nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Latency goals in milliseconds; None where nothing is asked."""
+
+    ttft_ms: float | None = None
+    """Time to first token."""
+    tpot_ms: float | None = None
+    """Time per output token after the first."""
+
+    def __bool__(self) -> bool:
+        return self.ttft_ms is not None or self.tpot_ms is not None
+
+    def stricter(self, other: Goals) -> Goals:
+        """For each goal the smaller of both; a goal that only one side has stays."""
+        return Goals(_smaller(self.ttft_ms, other.ttft_ms), _smaller(self.tpot_ms, other.tpot_ms))
+
+
+def _smaller(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a decision knows of one request."""
+
+    model: str
+    """The model name the client asked for: the name of a route."""
+    prompt_tokens: int
+    """What conditions see. The count of the target's own tokenizer where `exact`, else an estimate."""
+    exact: bool = False
+    max_tokens: int | None = None
+    """The client's limit of the answer's length; None where it gave none."""
+    goals: Goals = field(default_factory=Goals)
+    stream: bool = False
+    tokens_by_target: Mapping[str, int] = field(default_factory=dict)
+    """Prompt tokens by each target's own tokenizer, for the targets where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    name: str
+    type: str
+    options: BaseModel = field(repr=False)
+    """The validated options. Not in the repr: headers may carry credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """USD per one million tokens."""
+
+    input: float
+    output: float
+
+    def of(self, prompt_tokens: int, output_tokens: int) -> float:
+        """USD for one request."""
+        return (prompt_tokens * self.input + output_tokens * self.output) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model at a provider."""
+
+    name: str
+    provider: str
+    model: str
+    context: int | None = None
+    """Prompt and answer together, in tokens; None where the policy does not say."""
+    price: Price | None = None
+    """None: unknown. A target on own hardware without a price has Price(0, 0)."""
+    expect: Goals = field(default_factory=Goals)
+    """What the target is declared to keep until enough has been observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassDef:
+    name: str
+    when: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The latency goals of a rule, and the share of requests that must meet all of them."""
+
+    goals: Goals
+    at: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    when: Condition
+    candidates: tuple[str, ...]
+    choose: str
+    slo: Slo | None
+    line: int
+    """Where the rule stands in the file, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resilience:
+    retries: int = 2
+    """Attempts after the first one."""
+    ttft_timeout_ms: int = 3000
+    """How long one attempt may take to its first content."""
+    idle_timeout_ms: int = 10000
+    """How long a stream may be silent after that."""
+    deadline_ms: int = 60000
+    """How long the request may take in all, over all attempts."""
+    after_commit: AfterCommit = "error"
+    """What happens to a failure after content has gone to the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A request and what must be decided for it, while nothing has been observed."""
+
+    line: int
+    request: Profile
+    target: str | None = None
+    class_name: str | None = None
+    route: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    filename: str
+    providers: Mapping[str, Provider]
+    targets: Mapping[str, Target]
+    classes: tuple[ClassDef, ...]
+    """In order: the first that matches names the request's class, and the last one always matches."""
+    routes: Mapping[str, tuple[Rule, ...]]
+    """By the model name that clients ask for. Each route's last rule always matches."""
+    resilience: Resilience = field(default_factory=Resilience)
+    checks: tuple[Check, ...] = ()

@@ -1,0 +1,66 @@
+"""Helpers of the tests that run real clusters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from backends.base import Call, KVTransfer, Surface, Usage
+from backends.disagg.backend import DisaggBackend
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    text: str
+    finish_reason: str
+    usage: Usage
+    transfer: KVTransfer | None
+
+
+async def ask(
+    backend: DisaggBackend,
+    content: str,
+    *,
+    surface: Surface = "chat.completions",
+    stream: bool = True,
+    **parameters: Any,
+) -> Spoken:
+    """One greedy request, unless `parameters` say otherwise."""
+    prompt: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": content}]} if surface == "chat.completions" else {"prompt": content}
+    )
+    body = {"model": "tiny", "max_tokens": 24, "temperature": 0, **prompt, **parameters}
+    reply = await backend.open(Call("test", surface, body, stream))
+    pieces = [piece async for piece in reply]
+    assert pieces[-1].done
+    text, finish_reason = read(b"".join(piece.data for piece in pieces), stream)
+    usage = pieces[-1].usage
+    assert usage is not None
+    return Spoken(text, finish_reason, usage, reply.transfer)
+
+
+def read(data: bytes, stream: bool) -> tuple[str, str]:
+    """(text, finish reason) of an answer in OpenAI's wire format."""
+    if not stream:
+        (choice,) = json.loads(data)["choices"]
+        return choice["text"] if "text" in choice else choice["message"]["content"], choice["finish_reason"]
+    text, finish_reason = "", ""
+    for line in data.decode().splitlines():
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line[6:])["choices"]:
+            text += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            finish_reason = choice["finish_reason"] or finish_reason
+    return text, finish_reason
+
+
+async def until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Wait for a condition that another process brings about."""
+    for _ in range(round(timeout_s / 0.05)):
+        if holds():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not within {timeout_s} s: {what}")

@@ -1,0 +1,114 @@
+"""Bodies the bundled cluster cannot serve: a 400 that names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.base import BackendError, Usage
+from backends.disagg.render import Renderer
+from backends.disagg.request import chat_messages, completion_prompt, parse_request
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"temperature": "hot"}, "temperature", "'hot'; use a number from 0 to 2"),
+        ({"temperature": 3}, "temperature", "from 0 to 2"),
+        ({"temperature": float("nan")}, "temperature", "nan"),
+        ({"temperature": True}, "temperature", "True"),
+        ({"max_tokens": 0}, "max_tokens", "a whole number of at least 1"),
+        ({"max_tokens": 1.5}, "max_tokens", "1.5"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "-1"),
+        ({"stop": [1]}, "stop", "[1]"),
+        ({"stop": ""}, "stop", "non-empty"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"seed": "s"}, "seed", "'s'"),
+        ({"n": 2}, "n", "use 1"),
+        ({"stream_options": 1}, "stream_options", "include_usage"),
+        ({"tools": [{"type": "function"}]}, "tools", "route this request to a target that supports it"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+        ({"logprobs": True}, "logprobs", "True"),
+        ({"frobnicate": 1}, "frobnicate", "frobnicate=1"),
+    ],
+)
+def test_what_cannot_be_served_is_named_never_ignored(body: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        parse_request("chat.completions", body)
+    error = caught.value
+    assert error.status == 400 and error.param == param and says in error.message
+    assert error.as_openai()["error"]["type"] == "invalid_request_error"
+
+
+def test_null_and_neutral_values_ask_for_nothing_and_are_accepted() -> None:
+    neutral = {"tools": None, "logprobs": False, "presence_penalty": 0, "user": "u", "n": 1, "stop": None}
+    assert parse_request("chat.completions", neutral).temperature == 1.0
+
+
+def test_a_seed_is_kept_and_its_absence_differs_each_time() -> None:
+    assert parse_request("completions", {"seed": 7}).seed == 7
+    assert parse_request("completions", {}).seed != parse_request("completions", {}).seed
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        [],
+        "hi",
+        ["hi"],
+        [{"content": "no role"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    ],
+)
+def test_malformed_messages_are_a_400_about_messages(messages: Any) -> None:
+    with pytest.raises(BackendError) as caught:
+        chat_messages({"messages": messages})
+    assert caught.value.status == 400 and (caught.value.param or "").startswith("messages")
+
+
+@pytest.mark.parametrize("prompt", [None, "", [], ["a", "b"], [1, -1], [True], {"x": 1}, [[1], [2]]])
+def test_malformed_prompts_are_a_400_about_the_prompt(prompt: Any) -> None:
+    with pytest.raises(BackendError) as caught:
+        completion_prompt({"prompt": prompt})
+    assert caught.value.status == 400 and caught.value.param == "prompt"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "prompt", "temperature", "top_p", "stop", "n", "tools", "max_tokens"]),
+        json_values,
+    )
+)
+def test_any_body_is_understood_or_refused(body: dict[str, Any]) -> None:
+    for parse in (lambda: parse_request("chat.completions", body), lambda: chat_messages(body)):
+        try:
+            parse()
+        except BackendError as error:
+            assert error.status == 400 and error.param
+
+
+def test_a_stream_ends_with_finish_reason_then_usage_then_done() -> None:
+    """litellm#9657: one usage chunk with `choices: []`, and only where it was asked for."""
+    renderer = Renderer("chat.completions", "abc", "chat")
+    piece = renderer.ending("!", "stop", Usage(5, 2), include_usage=True)
+    *events, done = [line[6:] for line in piece.data.decode().split("\n\n") if line]
+    assert done == "[DONE]"
+    text, finish, usage = map(json.loads, events)
+    assert text["choices"][0]["delta"] == {"content": "!"}
+    assert finish["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == [] and usage["usage"]["total_tokens"] == 7
+    assert b"usage" not in renderer.ending("", "stop", Usage(5, 2), include_usage=False).data
