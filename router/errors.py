@@ -1,0 +1,44 @@
+"""What goes wrong with a request, in the terms of the API that the client speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policies import Decision
+    from router.results import Attempt
+
+
+class RouterError(Exception):
+    """A request that was refused or failed.
+
+    `status` is the HTTP status a client gets; `kind`, `code` and `param` are OpenAI's `error.type`,
+    `error.code` and `error.param`. `decision` and `attempts` say what was tried, where it came to that.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        kind: str | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        decision: Decision | None = None,
+        attempts: Sequence[Attempt] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind or ("invalid_request_error" if 400 <= status < 500 else "api_error")
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.decision = decision
+        self.attempts = tuple(attempts)
+
+    def as_openai(self) -> dict[str, Any]:
+        """The body OpenAI's API would send for this."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

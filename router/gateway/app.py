@@ -1,0 +1,97 @@
+"""Which paths the gateway answers, and what it says where a path, method or body is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from backends.base import Health
+from router.errors import RouterError
+from router.gateway.generate import Generate, error_response
+from router.metrics import CONTENT_TYPE
+from router.sdk import Router
+
+_PATHS = ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models", "GET /health", "GET /metrics")
+
+
+def create_app(router: Router) -> Starlette:
+    """The ASGI application; its lifespan starts and closes `router`."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with router:
+            yield
+
+    created = int(time.time())
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name, created) for name in router.policy.routes]})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in router.policy.routes:
+            return error_response(
+                RouterError(f"no model {name!r}; GET /v1/models lists them", status=404, code="model_not_found")
+            )
+        return JSONResponse(_model(name, created))
+
+    async def health(_: Request) -> Response:
+        providers = router.health()
+        serving = _serves_every_route(router, providers)
+        status = "ok" if all(each.ok for each in providers.values()) else "degraded" if serving else "failing"
+        body = {
+            "status": status,
+            "providers": {name: {"ok": each.ok, **each.detail} for name, each in providers.items()},
+        }
+        return JSONResponse(body, status_code=200 if serving else 503)
+
+    async def metrics(_: Request) -> Response:
+        return Response(router.ledger.metrics.text(), media_type=CONTENT_TYPE)
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", Generate(router, "chat.completions"), methods=["POST"]),
+            Route("/v1/completions", Generate(router, "completions"), methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/health", health),
+            Route("/metrics", metrics),
+        ],
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _http_error, Exception: _bug},
+    )
+
+
+def _model(name: str, created: int) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "splitroute"}
+
+
+def _serves_every_route(router: Router, providers: dict[str, Health]) -> bool:
+    policy = router.policy
+    return all(
+        any(providers[policy.targets[name].provider].ok for rule in rules for name in rule.candidates)
+        for rules in policy.routes.values()
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    said = f"{asked} is not served here; served are {', '.join(_PATHS)}" if error.status_code in (404, 405) else asked
+    response = error_response(RouterError(said, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    # Starlette logs the traceback after this; the client gets none of it.
+    return error_response(
+        RouterError("the gateway failed on this request; its log says where", status=500, code="internal_error")
+    )

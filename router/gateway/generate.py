@@ -1,0 +1,172 @@
+"""The data path: a body in, the router's pieces out, and upstream work cancelled when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from backends.base import Surface
+from router.errors import RouterError
+from router.execution import Answer
+from router.incoming import Incoming, read
+from router.sdk import Router, new_request_id
+
+log = logging.getLogger("splitroute.gateway")
+
+MAX_BODY_BYTES = 64 << 20
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_Headers = list[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+class Generate:
+    """ASGI endpoint of one surface."""
+
+    def __init__(self, router: Router, surface: Surface) -> None:
+        self._router = router
+        self._surface: Surface = surface
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
+        try:
+            incoming = self._read(await _body(receive), headers, request_id)
+        except ClientGone:
+            return
+        except RouterError as error:
+            await error_response(error, request_id)(scope, receive, send)
+            return
+        # The client's leaving must be noticed while nothing is being written, too (litellm#31499).
+        answering = asyncio.create_task(self._answer(incoming, scope, receive, send))
+        leaving = asyncio.create_task(_disconnect(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+            (ended,) = await asyncio.gather(answering, return_exceptions=True)
+        if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
+            raise ended
+
+    def _read(self, body: bytes, headers: dict[bytes, bytes], request_id: str) -> Incoming:
+        try:
+            parsed = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RouterError(
+                f"the body is not valid JSON ({error}); send a JSON object", status=400, code="invalid_json"
+            ) from None
+        return read(
+            self._surface,
+            parsed,
+            request_id=request_id,
+            ttft_ms=_text(headers.get(b"x-slo-ttft-ms")),
+            tpot_ms=_text(headers.get(b"x-slo-tpot-ms")),
+        )
+
+    async def _answer(self, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._router.open(incoming)
+        except RouterError as error:
+            await error_response(error, incoming.request_id)(scope, receive, send)
+            return
+        try:
+            headers = _answer_headers(answer)
+            if incoming.stream:
+                await _stream(answer, headers, send)
+            else:
+                await _whole(answer, headers, send)
+        finally:
+            await answer.aclose()
+
+
+async def _whole(answer: Answer, headers: _Headers, send: Send) -> None:
+    data = b"".join([piece.data async for piece in answer])
+    headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", str(len(data)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def _stream(answer: Answer, headers: _Headers, send: Send) -> None:
+    headers += [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # nginx would collect the stream
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    try:
+        async for piece in answer:
+            await send({"type": "http.response.body", "body": piece.data, "more_body": True})
+    except RouterError as error:
+        # After the commit point: an error event and no [DONE], so that no client takes it for complete
+        # (Portkey#1797).
+        log.warning("%s: %s after content was sent: %s", answer.incoming.request_id, error.status, error.message)
+        event = b"data: " + json.dumps(error.as_openai()).encode() + b"\n\n"
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _answer_headers(answer: Answer) -> _Headers:
+    decision = answer.decision
+    named = {
+        "x-request-id": answer.incoming.request_id,
+        "x-splitroute-target": answer.target,
+        "x-splitroute-route": decision.route,
+        "x-splitroute-class": decision.class_name,
+        "x-splitroute-decision": decision.header(),
+        "x-splitroute-attempts": str(len(answer.attempts)),
+    }
+    return [(name.encode(), _printable(value)) for name, value in named.items()]
+
+
+def _printable(value: str) -> bytes:
+    """Names in a policy may be any text; a header may not."""
+    return re.sub(r"[^\x20-\x7e]", "?", value).encode()
+
+
+def error_response(error: RouterError, request_id: str | None = None) -> JSONResponse:
+    """`error` in OpenAI's shape and status."""
+    headers: dict[str, str] = {}
+    if request_id is not None:
+        headers["x-request-id"] = request_id
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return JSONResponse(error.as_openai(), status_code=error.status, headers=headers)
+
+
+async def _body(receive: Receive) -> bytes:
+    """The request's whole body. Raises ClientGone, or RouterError (413)."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise RouterError(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; shorten the prompt", status=413)
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _text(value: bytes | None) -> Any:
+    return None if value is None else value.decode("latin-1")

@@ -1,0 +1,100 @@
+"""A request as it came in, checked for what routing needs; the rest of the body is the provider's to judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backends.base import Surface
+from policies import Goals
+from router.errors import RouterError
+
+SLO_FIELD = "slo"
+"""Latency goals in a body: {"slo": {"ttft_ms": 400, "tpot_ms": 50}}. Never sent on."""
+_GOALS = ("ttft_ms", "tpot_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """`body` is the client's, without the goals."""
+
+    request_id: str
+    surface: Surface
+    body: Mapping[str, Any]
+    model: str
+    stream: bool
+    max_tokens: int | None
+    goals: Goals
+
+
+def read(surface: Surface, body: Any, *, request_id: str, ttft_ms: Any = None, tpot_ms: Any = None) -> Incoming:
+    """Check `body` and take the goals from it; `ttft_ms` and `tpot_ms` (header or argument) come before its own.
+
+    Raises RouterError (400) that names the field, the value and the remedy.
+    """
+    if not isinstance(body, Mapping):
+        raise _bad("body", body, "send a JSON object")
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise _bad("model", model, "use a name from GET /v1/models")
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise _bad("stream", stream, "use true or false")
+    if surface == "chat.completions":
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise _bad("messages", messages, "use a list of at least one message")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise _bad(f"messages[{index}]", message, 'use an object such as {"role": "user", "content": "…"}')
+    else:
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str | list) or not prompt:
+            raise _bad("prompt", prompt, "use a non-empty string or a list of token ids")
+    limits = [_limit(body, name) for name in ("max_completion_tokens", "max_tokens")]
+    slo = body.get(SLO_FIELD)
+    if slo is not None:
+        if not isinstance(slo, Mapping) or not set(slo) <= set(_GOALS):
+            raise _bad(SLO_FIELD, slo, 'use an object such as {"ttft_ms": 400, "tpot_ms": 50}')
+        ttft_ms = slo.get("ttft_ms") if ttft_ms is None else ttft_ms
+        tpot_ms = slo.get("tpot_ms") if tpot_ms is None else tpot_ms
+    return Incoming(
+        request_id=request_id,
+        surface=surface,
+        body={name: value for name, value in body.items() if name != SLO_FIELD},
+        model=model,
+        stream=bool(stream),
+        max_tokens=limits[0] if limits[0] is not None else limits[1],
+        goals=Goals(_goal("ttft_ms", ttft_ms), _goal("tpot_ms", tpot_ms)),
+    )
+
+
+def _limit(body: Mapping[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise _bad(name, value, "use a whole number of at least 1")
+    return value
+
+
+def _goal(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise _bad(name, value, "use a number of milliseconds above 0")
+    return number
+
+
+def _bad(param: str, value: Any, remedy: str) -> RouterError:
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    what = f"missing {param}" if value is None else f"invalid {param}: {shown}"
+    return RouterError(f"{what}; {remedy}", status=400, param=param, code="invalid_value")

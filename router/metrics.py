@@ -1,0 +1,79 @@
+"""Prometheus metrics, in base units. Histogram edges of latencies are vLLM's, so that dashboards carry over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from router.ledger import Record
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_E2E = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+# An edge at 50 ms: past it a hand-over can be felt between two tokens.
+_TRANSFER = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Metrics:
+    """One router's metrics, in a registry of its own: two routers in a process do not collide."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"splitroute_{name}", about, labels, registry=registry)
+
+        def histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"splitroute_{name}", about, labels, buckets=buckets, registry=registry)
+
+        self.in_flight = Gauge("splitroute_requests_in_flight", "Requests being served", registry=registry)
+        self._requests = counter("requests_total", "Requests by how they ended", "surface", "status", "error")
+        self._decisions = counter(
+            "routing_decisions_total", "Decisions by what was chosen first", "route", "class", "target", "choose"
+        )
+        self._attempts = counter("attempts_total", "Attempts at targets", "target", "status")
+        self._ttft = histogram("time_to_first_token_seconds", "From arrival to first content", _TTFT, "target", "class")
+        self._tpot = histogram(
+            "time_per_output_token_seconds", "(end - first token) / (tokens - 1)", _TPOT, "target", "class"
+        )
+        self._e2e = histogram("request_seconds", "From arrival to the end of the answer", _E2E, "target", "class")
+        self._tokens = counter("tokens_total", "Tokens by direction", "target", "direction")
+        self._cost = counter("cost_usd_total", "Cost by the policy's prices", "target")
+        self._moved = counter("kv_transfer_bytes_total", "KV bytes handed from prefill to decode", "transport")
+        self._phases = histogram("kv_transfer_seconds", "The phases of a KV hand-over", _TRANSFER, "phase")
+
+    def observe(self, record: Record) -> None:
+        """Count one finished request."""
+        self._requests.labels(record.surface, str(record.status), record.error or "").inc()
+        for attempt in record.attempts:
+            self._attempts.labels(attempt.target, str(attempt.status)).inc()
+        decision = record.decision
+        if decision is None:
+            return
+        if decision.order:
+            self._decisions.labels(decision.route, decision.class_name, decision.order[0], decision.choose).inc()
+        if record.target is None:
+            return
+        by = (record.target, decision.class_name)
+        if record.ttft_s is not None:
+            self._ttft.labels(*by).observe(record.ttft_s)
+        if record.tpot_s is not None:
+            self._tpot.labels(*by).observe(record.tpot_s)
+        self._e2e.labels(*by).observe(record.total_s)
+        if record.usage is not None:
+            self._tokens.labels(record.target, "input").inc(record.usage.prompt_tokens)
+            self._tokens.labels(record.target, "output").inc(record.usage.completion_tokens)
+        if record.cost_usd is not None:
+            self._cost.labels(record.target).inc(record.cost_usd)
+        if (moved := record.transfer) is not None:
+            self._moved.labels(moved.transport).inc(moved.bytes)
+            for phase in ("queue", "alloc", "wire", "codec", "exposed"):
+                self._phases.labels(phase).observe(getattr(moved, f"{phase}_s"))
+
+    def text(self) -> bytes:
+        """The exposition format, for GET /metrics."""
+        return generate_latest(self._registry)

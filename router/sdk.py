@@ -1,0 +1,233 @@
+"""The SDK: a policy and its backends in the caller's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import policies
+from backends import PROVIDER_OPTIONS, create
+from backends.base import Backend, BackendError, Health, Surface, Usage
+from policies import Decision, Policy
+from router.errors import RouterError
+from router.execution import Answer, Executor
+from router.incoming import Incoming, read
+from router.results import ChatStream, Result, usage_of
+
+if TYPE_CHECKING:
+    from router.ledger import Ledger
+
+Messages = Sequence[Mapping[str, Any]]
+
+_NO_USAGE = Usage(0, 0)
+"""A provider that does not count."""
+
+
+class Router:
+    """Sends requests where a policy says. Starts its backends on first use; always close it, or use `async with`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        used = {target.provider for target in policy.targets.values()}
+        self.backends: dict[str, Backend] = {
+            name: create(name, provider.options) for name, provider in policy.providers.items() if name in used
+        }
+        self._executor = Executor(policy, self.backends)
+        self._starting: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_policy(cls, path: str | os.PathLike[str], *, env: Mapping[str, str] | None = None) -> Router:
+        """The router of the policy in file `path`; `${NAME}` in it is taken from `env` (default: os.environ).
+
+        Raises PolicyError with everything that is wrong in the file, or OSError.
+        """
+        return cls.from_text(Path(path).read_text(encoding="utf-8"), filename=str(path), env=env)
+
+    @classmethod
+    def from_text(cls, text: str, *, filename: str = "policy", env: Mapping[str, str] | None = None) -> Router:
+        """The router of a policy given as YAML, such as `policies.preset("local")`. Raises PolicyError."""
+        return cls(
+            policies.load(
+                text,
+                filename=filename,
+                env=os.environ if env is None else env,
+                provider_types=PROVIDER_OPTIONS,
+            )
+        )
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start every backend (worker processes, connections); waits until they are ready.
+
+        Raises BackendError with a hint, after stopping those that had started. Safe to call again.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        try:
+            await asyncio.shield(self._starting)
+        except Exception:
+            self._starting = None
+            raise
+
+    async def _start(self) -> None:
+        starting = [asyncio.create_task(backend.start()) for backend in self.backends.values()]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self._stop_backends()
+            raise
+
+    async def aclose(self) -> None:
+        """Stop every backend; what is still being answered fails. Safe to call twice."""
+        starting, self._starting = self._starting, None
+        if starting is not None and not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        await self._stop_backends()
+
+    async def _stop_backends(self) -> None:
+        await asyncio.gather(*(backend.aclose() for backend in self.backends.values()))
+
+    async def __aenter__(self) -> Router:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # --- requests ------------------------------------------------------------------------------------
+
+    async def chat(
+        self,
+        *,
+        model: str,
+        messages: Messages,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        **parameters: Any,
+    ) -> Result:
+        """Ask `model`, the name of a route, and wait for the whole answer.
+
+        `ttft_ms` and `tpot_ms` are the latency goals; `parameters` are those of OpenAI's chat completions.
+        Raises RouterError.
+        """
+        body = {"messages": list(messages), **parameters}
+        return await self._whole("chat.completions", model, body, ttft_ms, tpot_ms)
+
+    async def complete(
+        self,
+        *,
+        model: str,
+        prompt: str | Sequence[int],
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        **parameters: Any,
+    ) -> Result:
+        """Continue `prompt` (text or token ids), without a chat template. Raises RouterError."""
+        body = {"prompt": prompt if isinstance(prompt, str) else list(prompt), **parameters}
+        return await self._whole("completions", model, body, ttft_ms, tpot_ms)
+
+    def stream(
+        self,
+        *,
+        model: str,
+        messages: Messages,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        **parameters: Any,
+    ) -> ChatStream:
+        """`chat`, as it is generated: `async for event in router.stream(...)`. Raises RouterError, also midway."""
+        options = {"include_usage": True, **(parameters.pop("stream_options", None) or {})}
+        body = {"messages": list(messages), **parameters, "stream": True, "stream_options": options}
+
+        async def opening() -> Answer:
+            return await self.open(self._incoming("chat.completions", model, body, ttft_ms, tpot_ms))
+
+        return ChatStream(opening, "chat.completions")
+
+    async def explain(
+        self,
+        *,
+        model: str,
+        messages: Messages | None = None,
+        prompt: str | None = None,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        **parameters: Any,
+    ) -> Decision:
+        """Where this request would go now, and why each candidate was kept or dropped. Nothing is sent.
+
+        Raises RouterError where no candidate could take it.
+        """
+        await self.start()
+        if prompt is not None:
+            incoming = self._incoming("completions", model, {"prompt": prompt, **parameters}, ttft_ms, tpot_ms)
+        else:
+            body = {"messages": list(messages or ()), **parameters}
+            incoming = self._incoming("chat.completions", model, body, ttft_ms, tpot_ms)
+        profile, _, _ = self._executor.profile(incoming)
+        return self._executor.decide(profile)
+
+    async def open(self, incoming: Incoming) -> Answer:
+        """The gateway's way in: an answer as pieces in OpenAI's wire format. Raises RouterError."""
+        try:
+            await self.start()
+        except BackendError as error:
+            raise RouterError(error.message, status=error.status, kind=error.kind, code=error.code) from error
+        return await self._executor.run(incoming)
+
+    async def _whole(
+        self, surface: Surface, model: str, body: dict[str, Any], ttft_ms: float | None, tpot_ms: float | None
+    ) -> Result:
+        if body.pop("stream", None):
+            raise RouterError("stream=True: use router.stream(...)", status=400, param="stream")
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        answer = await self.open(self._incoming(surface, model, body, ttft_ms, tpot_ms))
+        try:
+            data = b"".join([piece.data async for piece in answer])
+        finally:
+            await answer.aclose()
+        raw = json.loads(data)
+        choice = (raw.get("choices") or [{}])[0]
+        text = choice.get("text") if surface == "completions" else (choice.get("message") or {}).get("content")
+        return Result(
+            text=text or "",
+            finish_reason=choice.get("finish_reason"),
+            usage=answer.usage or usage_of(raw) or _NO_USAGE,
+            target=answer.target,
+            decision=answer.decision,
+            attempts=tuple(answer.attempts),
+            request_id=answer.incoming.request_id,
+            total_ms=(loop.time() - begun) * 1000,
+            cost_usd=answer.cost_usd,
+            transfer=answer.transfer,
+            raw=raw,
+        )
+
+    def _incoming(
+        self, surface: Surface, model: str, body: dict[str, Any], ttft_ms: float | None, tpot_ms: float | None
+    ) -> Incoming:
+        return read(surface, {"model": model, **body}, request_id=new_request_id(), ttft_ms=ttft_ms, tpot_ms=tpot_ms)
+
+    # --- facts ---------------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """The latest requests and the metrics."""
+        return self._executor.ledger
+
+    def health(self) -> dict[str, Health]:
+        """Each provider's health."""
+        return {name: backend.health() for name, backend in self.backends.items()}
+
+
+def new_request_id() -> str:
+    return f"req-{secrets.token_hex(12)}"
