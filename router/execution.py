@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -124,8 +125,7 @@ class Answer:
         self._pieces: AsyncIterator[Piece] | None = None
         self._held: list[Piece] = []
         """What arrived before the commit point: nothing, comments or role-only frames, and the first content."""
-        self._loop = asyncio.get_running_loop()
-        self._arrived = self._loop.time()
+        self._arrived = time.monotonic()
         self._deadline = self._arrived + self._resilience.deadline_ms / 1000
         self._first_at: float | None = None
         self._last_at = self._arrived
@@ -172,7 +172,7 @@ class Answer:
         error: BackendError | None = None
         while ready_at and len(self.attempts) <= self._resilience.retries:
             # The first in the policy's order that need not wait; where all must, the one that may go first.
-            now = self._loop.time()
+            now = time.monotonic()
             name = next((name for name, at in ready_at.items() if at <= now), min(ready_at, key=lambda n: ready_at[n]))
             if ready_at[name] >= self._deadline:
                 break
@@ -180,16 +180,16 @@ class Answer:
             target = executor.policy.targets[name]
             counted = counts.get(target.provider)
             self._uncached_tokens = counted.tokens if counted is not None else profile.prompt_tokens
-            begun = self._loop.time()
+            begun = time.monotonic()
             try:
                 if target.provider in refusals:
                     raise refusals[target.provider]
                 await self._attempt(target, counted)
             except BackendError as failed:
                 error = failed
-                seconds = self._loop.time() - begun
+                seconds = time.monotonic() - begun
                 self.attempts.append(Attempt(name, failed.status, seconds, failed.message))
-                if self._loop.time() >= self._deadline:
+                if time.monotonic() >= self._deadline:
                     break
                 failures[name] = failures.get(name, 0) + 1
                 if _is_final(failed):
@@ -197,9 +197,9 @@ class Answer:
                 if _is_final_here(failed):
                     del ready_at[name]
                 else:
-                    ready_at[name] = self._loop.time() + _wait_s(failed, failures[name])
+                    ready_at[name] = time.monotonic() + _wait_s(failed, failures[name])
             else:
-                self.attempts.append(Attempt(name, 200, self._loop.time() - begun))
+                self.attempts.append(Attempt(name, 200, time.monotonic() - begun))
                 return
         raise self._failure(error, ready_at)
 
@@ -209,7 +209,7 @@ class Answer:
         executor = self._executor
         until = self._deadline
         what = f"no complete answer within the deadline of {resilience.deadline_ms} ms"
-        first_by = self._loop.time() + resilience.ttft_timeout_ms / 1000
+        first_by = time.monotonic() + resilience.ttft_timeout_ms / 1000
         if incoming.stream and first_by < until:
             until, what = first_by, f"no content within ttft_timeout_ms ({resilience.ttft_timeout_ms} ms)"
         call = Call(
@@ -225,7 +225,7 @@ class Answer:
         try:
             # The timer runs over everything up to the first content: headers, comments and role-only frames
             # do not satisfy it (litellm#5859, livekit/agents#6171).
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout(until - time.monotonic()):
                 self._reply = await executor.backends[target.provider].open(call)
                 self._pieces = aiter(self._reply)
                 await self._read_to_content()
@@ -235,7 +235,7 @@ class Answer:
         except BaseException:
             await self._abandon()
             raise
-        self._first_at = self._last_at = self._loop.time()
+        self._first_at = self._last_at = time.monotonic()
 
     async def _read_to_content(self) -> None:
         assert self._pieces is not None
@@ -271,7 +271,7 @@ class Answer:
             )
         wait = error.retry_after_s
         if error.status == 429 and ready_at:
-            wait = max(0.0, min(ready_at.values()) - self._loop.time())
+            wait = max(0.0, min(ready_at.values()) - time.monotonic())
         return RouterError(
             error.message,
             status=error.status,
@@ -296,7 +296,7 @@ class Answer:
             # What is no content does not count as a sign of life (tensorzero#6328).
             idle_at = self._last_at + idle_s
             try:
-                async with asyncio.timeout_at(min(idle_at, self._deadline)):
+                async with asyncio.timeout(min(idle_at, self._deadline) - time.monotonic()):
                     piece = await anext(self._pieces)
             except StopAsyncIteration:
                 raise await self._broken(BackendError("the stream was cut", status=502, code="stream_cut")) from None
@@ -311,7 +311,7 @@ class Answer:
             except BackendError as error:
                 raise await self._broken(error) from None
             if piece.content or piece.done:
-                self._last_at = self._loop.time()
+                self._last_at = time.monotonic()
             self.usage = piece.usage or self.usage
             yield piece
             if piece.done:
@@ -320,7 +320,7 @@ class Answer:
 
     async def _broken(self, error: BackendError) -> RouterError:
         last = self.attempts[-1]
-        self.attempts[-1] = Attempt(last.target, error.status, self._loop.time() - self._arrived, error.message)
+        self.attempts[-1] = Attempt(last.target, error.status, time.monotonic() - self._arrived, error.message)
         failure = self._failure(error, {})
         await self.close(failure)
         return failure
@@ -335,7 +335,7 @@ class Answer:
         if self._closed:
             return
         self._closed = True
-        now = self._loop.time()
+        now = time.monotonic()
         executor = self._executor
         executor.ledger.metrics.in_flight.dec()
         ttft_s = tpot_s = None

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,8 +189,7 @@ class Router:
     ) -> Result:
         if body.pop("stream", None):
             raise RouterError("stream=True: use router.stream(...)", status=400, param="stream")
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun = time.monotonic()
         answer = await self.open(self._incoming(surface, model, body, ttft_ms, tpot_ms))
         try:
             data = b"".join([piece.data async for piece in answer])
@@ -206,7 +206,7 @@ class Router:
             decision=answer.decision,
             attempts=tuple(answer.attempts),
             request_id=answer.incoming.request_id,
-            total_ms=(loop.time() - begun) * 1000,
+            total_ms=(time.monotonic() - begun) * 1000,
             cost_usd=answer.cost_usd,
             transfer=answer.transfer,
             raw=raw,

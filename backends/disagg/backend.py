@@ -94,9 +94,7 @@ class DisaggBackend:
         except ModelError as error:  # the chat template refused the messages
             raise BackendError(error.message, status=400, param="messages") from None
         if not ids:
-            raise BackendError(
-                "invalid prompt: nothing in it is in the model's vocabulary", status=400, param="prompt"
-            )
+            raise BackendError("invalid prompt: nothing in it is in the model's vocabulary", status=400, param="prompt")
         if max(ids) >= self._tokenizer.vocab_size:
             raise BackendError(
                 f"invalid prompt: token id {max(ids)} is outside the vocabulary of {self._tokenizer.vocab_size}",

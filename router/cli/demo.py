@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import socket
@@ -57,12 +56,13 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
 
 def _demo(args: argparse.Namespace) -> int:
     from router.cli.listening import listen
+    from router.gateway.server import run
 
     json_file = None if args.json is None else Path(args.json).resolve()
     if json_file is not None and not json_file.parent.is_dir():
         raise CliError(f"--json {args.json}: no such folder", hint="name a file in a folder that exists")
     with listen("127.0.0.1", 0) as listener:
-        return asyncio.run(_run(listener, json_file, args.keep))
+        return run(_run(listener, json_file, args.keep))
 
 
 async def _run(listener: socket.socket, json_file: Path | None, keep: bool) -> int:

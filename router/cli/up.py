@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import socket
 from typing import TYPE_CHECKING
 
@@ -47,6 +46,7 @@ def _up(args: argparse.Namespace) -> int:
     from backends import PROVIDER_OPTIONS
     from router.cli.listening import listen
     from router.cli.policy import load
+    from router.gateway.server import run
 
     if args.policy is None:
         policy = policies.load(
@@ -56,7 +56,7 @@ def _up(args: argparse.Namespace) -> int:
         policy = load(args.policy)
     with listen(args.host, args.port) as listener:
         pull_models(policy)
-        asyncio.run(_serve(policy, listener))
+        run(_serve(policy, listener))
     return 0
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
+
+T = TypeVar("T")
 
 STOP_GRACE_S = 10
 """How long Ctrl-C waits for answers under way; a second one does not wait."""
@@ -15,7 +20,7 @@ STOP_GRACE_S = 10
 class Server(uvicorn.Server):
     """uvicorn with uvloop and httptools where they are installed, and no log line for each request."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, *, handle_signals: bool = True) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -27,6 +32,13 @@ class Server(uvicorn.Server):
             )
         )
         self._answering = asyncio.Event()
+        self._handle_signals = handle_signals
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Ctrl-C and SIGTERM finish what is being answered; a server inside another program leaves them to it."""
+        with super().capture_signals() if self._handle_signals else contextlib.nullcontext():
+            yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -41,3 +53,13 @@ class Server(uvicorn.Server):
         await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         return serving
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` on uvloop, where that is installed."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.run(main)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)

@@ -86,9 +86,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 def test_module_runs_like_the_command() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "router.cli", "upp"], capture_output=True, text=True, timeout=60
-    )
+    ran = subprocess.run([sys.executable, "-m", "router.cli", "upp"], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
     assert "did you mean 'up'?" in ran.stderr
 

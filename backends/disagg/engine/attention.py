@@ -86,7 +86,8 @@ class TorchAttention:
         scores = (grouped @ keys.transpose(-1, -2)).float() * self.scale
         beyond = torch.arange(keys.shape[2], device=q.device) >= rows.lengths[:, None]
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).to(q.dtype)
-        return (weights @ values).view(count, heads, dim)
+        attended: torch.Tensor = weights @ values
+        return attended.view(count, heads, dim)
 
 
 class NativeAttention(TorchAttention):
