@@ -119,7 +119,7 @@ class Router:
         `ttft_ms` and `tpot_ms` are the latency goals; `parameters` are those of OpenAI's chat completions.
         Raises RouterError.
         """
-        body = {"messages": list(messages), **parameters}
+        body = {"messages": _as_list(messages), **parameters}
         return await self._whole("chat.completions", model, body, ttft_ms, tpot_ms)
 
     async def complete(
@@ -132,7 +132,7 @@ class Router:
         **parameters: Any,
     ) -> Result:
         """Continue `prompt` (text or token ids), without a chat template. Raises RouterError."""
-        body = {"prompt": prompt if isinstance(prompt, str) else list(prompt), **parameters}
+        body = {"prompt": _as_list(prompt), **parameters}
         return await self._whole("completions", model, body, ttft_ms, tpot_ms)
 
     def stream(
@@ -146,7 +146,7 @@ class Router:
     ) -> ChatStream:
         """`chat`, as it is generated: `async for event in router.stream(...)`. Raises RouterError, also midway."""
         options = {"include_usage": True, **(parameters.pop("stream_options", None) or {})}
-        body = {"messages": list(messages), **parameters, "stream": True, "stream_options": options}
+        body = {"messages": _as_list(messages), **parameters, "stream": True, "stream_options": options}
 
         async def opening() -> Answer:
             return await self.open(self._incoming("chat.completions", model, body, ttft_ms, tpot_ms))
@@ -171,7 +171,7 @@ class Router:
         if prompt is not None:
             incoming = self._incoming("completions", model, {"prompt": prompt, **parameters}, ttft_ms, tpot_ms)
         else:
-            body = {"messages": list(messages or ()), **parameters}
+            body = {"messages": _as_list(messages), **parameters}
             incoming = self._incoming("chat.completions", model, body, ttft_ms, tpot_ms)
         profile, _, _ = self._executor.profile(incoming)
         return self._executor.decide(profile)
@@ -227,6 +227,11 @@ class Router:
     def health(self) -> dict[str, Health]:
         """Each provider's health."""
         return {name: backend.health() for name, backend in self.backends.items()}
+
+
+def _as_list(value: Any) -> Any:
+    """A tuple or other sequence as JSON has it; what is no sequence is left for the check to refuse."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def new_request_id() -> str:

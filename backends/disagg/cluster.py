@@ -164,11 +164,15 @@ class WorkerHandle:
             raise EOFError from error
 
     async def stop(self) -> None:
-        """Ask it to exit, wait, and kill it where it does not."""
-        self.started = None
+        """Ask it to exit, wait, and kill it where it does not; one that is still starting cannot hear."""
+        was_up, self.started = self.up, None
         if self.process is None:
             return
-        self.send(Stop())
+        if was_up:
+            self.send(Stop())
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
         try:
             await asyncio.wait_for(self.process.wait(), _STOP_GRACE_S)
         except TimeoutError:

@@ -28,7 +28,7 @@ from backends.disagg.messages import (
     frame,
 )
 from backends.disagg.worker import Event, Worker
-from backends.models import ModelFiles, load_config
+from backends.models import ModelError, ModelFiles, load_config
 from backends.models.weights import load_weights
 
 
@@ -63,6 +63,8 @@ def _load(config: WorkerConfig) -> Engine:
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device {device!r}: torch finds no CUDA device here", hint="set device to auto or cpu")
     files = ModelFiles(config.model, Path(config.model_path), config.model_kind)
     model = load_config(files)
     return Engine(
@@ -106,8 +108,11 @@ def main() -> None:
     try:
         worker = Worker(config, _load(config), control, inbox)
     except Exception as error:
-        hint = getattr(error, "hint", None)
-        control.sendall(frame(StartFailed(f"{type(error).__name__}: {error}", hint)))
+        if isinstance(error, ModelError):
+            failed = StartFailed(error.message, error.hint)
+        else:
+            failed = StartFailed(f"{type(error).__name__}: {error}", None)
+        control.sendall(frame(failed))
         sys.exit(1)
     try:
         worker.run()

@@ -6,6 +6,7 @@ as long as the caller lets it.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 
@@ -94,6 +95,7 @@ def _cause(error: BaseException) -> str:
         error = inner
     if isinstance(error, ssl.SSLError):
         return error.reason or "TLS failed"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, OSError) and error.errno:
+        # The event loop's own texts repeat the address and leave the reason out.
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__

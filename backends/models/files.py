@@ -50,7 +50,9 @@ def at_path(name: str, path: Path) -> ModelFiles:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such file or folder") from None
+        raise ModelError(
+            f"{path}: no such file or folder", hint="`splitroute model list` shows what can be had by name"
+        ) from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
     if magic != MAGIC:

@@ -33,7 +33,8 @@ def _refusal(error: OSError, host: str, port: int) -> CliError:
         )
     if error.errno == errno.EACCES:
         return CliError(f"port {port} needs more rights than this user has", hint="a port above 1023")
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+    # `create_server` wraps a failed look-up in a plain OSError that keeps the resolver's negative number.
+    if error.errno == errno.EADDRNOTAVAIL or (error.errno is not None and error.errno < 0):
         return CliError(
             f"{host!r} is no address of this machine",
             hint="--host 127.0.0.1, or --host 0.0.0.0 for every interface",

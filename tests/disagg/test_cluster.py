@@ -1,0 +1,285 @@
+"""The bundled cluster: real processes, the real model, and what happens when any of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+
+from backends.base import BackendError, Call
+from backends.disagg import cluster as clusters
+from backends.disagg.backend import DisaggBackend, worker_configs
+from backends.disagg.cluster import Cluster, WorkerHandle
+from backends.disagg.messages import Sampling, Submit
+from backends.models import ModelFiles, fingerprint, load_tokenizer
+from backends.options import DisaggOptions
+from tests.disagg.serving import ask, until
+
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+LONG = "Tell me what this says. " + "The river runs past the old mill and down to the sea. " * 80
+"""About a thousand tokens."""
+
+
+async def started(**options: Any) -> DisaggBackend:
+    backend = DisaggBackend(
+        "own", DisaggOptions.model_validate({"model": "smollm2-135m", "kv_tokens": 8192, **options})
+    )
+    await backend.start()
+    return backend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def split(smollm2: ModelFiles) -> AsyncIterator[DisaggBackend]:
+    backend = await started()
+    yield backend
+    await backend.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def unified(smollm2: ModelFiles) -> AsyncIterator[DisaggBackend]:
+    backend = await started(mode="unified")
+    yield backend
+    await backend.aclose()
+
+
+def cluster_of(backend: DisaggBackend) -> Cluster:
+    assert backend._cluster is not None
+    return backend._cluster
+
+
+def pid_of(worker: WorkerHandle) -> int:
+    assert worker.started is not None
+    return worker.started.pid
+
+
+async def all_blocks_free(backend: DisaggBackend) -> None:
+    """Every block of every worker comes back to its pool."""
+
+    def free() -> bool:
+        return all(
+            worker.started is not None
+            and worker.state is not None
+            and worker.state.free_blocks == worker.started.num_blocks
+            for worker in cluster_of(backend).workers
+        )
+
+    await until(free, "every KV block is free")
+
+
+async def test_an_answer_is_prefilled_in_one_process_and_decoded_in_another(split: DisaggBackend) -> None:
+    spoken = await ask(split, "What is the capital of France?")
+    assert "Paris" in spoken.text
+    moved = spoken.transfer
+    assert moved is not None and moved.bytes > 0
+    prefill, decode = cluster_of(split).workers
+    assert (moved.prefill_pid, moved.decode_pid) == (pid_of(prefill), pid_of(decode))
+    assert len({os.getpid(), moved.prefill_pid, moved.decode_pid}) == 3
+    assert min(moved.queue_s, moved.alloc_s, moved.wire_s, moved.codec_s, moved.exposed_s) >= 0
+
+
+@pytest.mark.parametrize("surface", ["chat.completions", "completions"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_split_and_unified_say_the_same(
+    split: DisaggBackend, unified: DisaggBackend, surface: Any, stream: bool
+) -> None:
+    one = await ask(split, "The three largest rivers are", surface=surface, stream=stream)
+    other = await ask(unified, "The three largest rivers are", surface=surface, stream=stream)
+    assert one.text == other.text != ""
+    assert (one.finish_reason, one.usage) == (other.finish_reason, other.usage)
+    assert other.transfer is None
+
+
+@pytest.mark.parametrize("mode", ["split", "unified"])
+async def test_sixteen_at_once_get_what_one_alone_gets(split: DisaggBackend, unified: DisaggBackend, mode: str) -> None:
+    backend = split if mode == "split" else unified
+    prompts = [f"Name {n} things that are {what}." for n in (2, 3) for what in ("red", "old", "far", "wet")]
+    prompts += [f"{LONG[: 120 * (index + 1)]} What is the number {index}?" for index in range(8)]
+    alone = [(await ask(backend, prompt, max_tokens=8)).text for prompt in prompts]
+    together = await asyncio.gather(*(ask(backend, prompt, max_tokens=8) for prompt in prompts))
+    assert [spoken.text for spoken in together] == alone
+    await all_blocks_free(backend)
+
+
+async def test_a_seed_gives_the_same_words_on_both_and_others_give_others(
+    split: DisaggBackend, unified: DisaggBackend
+) -> None:
+    sampling = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 10}
+    one = await ask(split, "Once upon a time", seed=7, **sampling)
+    assert (await ask(split, "Once upon a time", seed=7, **sampling)).text == one.text
+    assert (await ask(unified, "Once upon a time", seed=7, **sampling)).text == one.text
+    texts = {(await ask(split, "Once upon a time", seed=seed, **sampling)).text for seed in range(3)}
+    assert len(texts) == 3
+
+
+async def test_a_stop_string_ends_the_answer_before_it(split: DisaggBackend) -> None:
+    whole = await ask(split, "Count from 1 to 9, with commas.", max_tokens=24)
+    assert "," in whole.text
+    cut = await ask(split, "Count from 1 to 9, with commas.", max_tokens=24, stop=[",", "never"])
+    assert cut.text == whole.text.partition(",")[0]
+    assert cut.finish_reason == "stop"
+    await all_blocks_free(split)
+
+
+async def test_limits_are_kept_and_named(split: DisaggBackend) -> None:
+    one = await ask(split, "What is the capital of France?", max_tokens=1)
+    assert (one.usage.completion_tokens, one.finish_reason) == (1, "length")
+    assert one.transfer is None, "one token needs no decode worker"
+    ended = await ask(split, "What is the capital of France?", max_tokens=100)
+    assert ended.finish_reason == "stop"
+    endless = await ask(split, "Write a long poem.", max_tokens=5)
+    assert (endless.usage.completion_tokens, endless.finish_reason) == (5, "length")
+
+
+async def test_no_max_tokens_works(unified: DisaggBackend) -> None:
+    """production-stack#747"""
+    assert (await ask(unified, "What is the capital of France?", max_tokens=None)).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string or a list of text parts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "text parts"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools", "not supported"),
+        ({"messages": [{"role": "user", "content": "x"}], "temperature": 3}, "temperature", "from 0 to 2"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "messages", "maximum context length is 8192"),
+        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9000}, "messages", "maximum context length"),
+    ],
+)
+async def test_a_wrong_request_is_refused_before_any_work(
+    split: DisaggBackend, body: dict[str, Any], param: str, said: str
+) -> None:
+    """sglang#30233"""
+    with pytest.raises(BackendError) as refused:
+        await split.open(Call("r", "chat.completions", body, stream=True))
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert said in refused.value.message
+
+
+async def test_a_client_that_leaves_frees_everything_and_lets_others_on(split: DisaggBackend) -> None:
+    """dynamo#13691, vllm#25067, sglang#9817: at any moment of a request's life."""
+    for delay in (0.0, 0.02, 0.1, 0.3, 1.0, 2.5):
+        leaving = asyncio.create_task(ask(split, f"{delay} {LONG}", max_tokens=100))
+        await asyncio.sleep(delay)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    assert "Paris" in (await ask(split, "What is the capital of France?")).text
+    await all_blocks_free(split)
+
+
+async def test_more_requests_than_memory_all_get_their_answers(smollm2: ModelFiles) -> None:
+    """vllm#30659, sglang#31473, sglang#30033: no deadlock where prompts and answers exceed both pools."""
+    backend = await started(kv_tokens=512, max_batch=4)
+    try:
+        prompts = [f"{index}: {LONG[:500]}" for index in range(6)]  # about 160 tokens each
+        spoken = await asyncio.gather(*(ask(backend, prompt, max_tokens=60) for prompt in prompts))
+        assert all(one.usage.completion_tokens > 0 for one in spoken)
+        alone = await ask(backend, prompts[3], max_tokens=60)
+        assert spoken[3].text == alone.text, "swapping KV out and in changes nothing (vllm#25815)"
+        await all_blocks_free(backend)
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+async def test_a_killed_worker_fails_only_its_requests_and_comes_back(split: DisaggBackend, victim: str) -> None:
+    """sglang#12779"""
+    cluster = cluster_of(split)
+    (worker,) = cluster.prefill if victim == "prefill" else cluster.decode
+    (other,) = cluster.decode if victim == "prefill" else cluster.prefill
+    await until(lambda: split.health().ok, "both are up")
+    before, survivor = pid_of(worker), pid_of(other)
+    asking = asyncio.create_task(ask(split, LONG, max_tokens=200))
+    await until(lambda: bool(worker.active), "the request has arrived")
+    await asyncio.sleep(0.5)
+    os.kill(before, signal.SIGKILL)
+    with pytest.raises(BackendError) as failed:
+        await asking
+    assert failed.value.status == 503
+    # Whoever notices first says it: the coordinator, or the decode worker that was pulling.
+    assert "killed by signal 9" in failed.value.message or "prefill worker went away" in failed.value.message
+    await until(lambda: not split.health().ok, "its loss is noticed")
+    await until(lambda: worker.up, "the worker is started again")
+    assert split.health().ok
+    assert pid_of(worker) != before and pid_of(other) == survivor
+    assert "Paris" in (await ask(split, "What is the capital of France?")).text
+    await all_blocks_free(split)
+
+
+async def test_kv_that_nobody_takes_is_freed_when_its_lease_ends(smollm2: ModelFiles) -> None:
+    """vllm#46283, vllm#58222, sglang#39428"""
+    options = DisaggOptions(model="smollm2-135m", kv_tokens=2048)
+    prefill, decode = worker_configs(options, smollm2, fingerprint(smollm2), 2048)
+    cluster = Cluster([msgspec.structs.replace(config, lease_s=3.0) for config in prefill], decode)
+    await cluster.start(options.start_timeout_s)
+    try:
+        (worker,) = cluster.prefill
+        ids = load_tokenizer(smollm2).encode(LONG)[:60]
+        for request in (1, 2):
+            worker.send(Submit(request, ids, Sampling(8, 0.0, 1.0, 0, [])))
+        await until(lambda: worker.state is not None and worker.state.held == 2, "both prompts' KV is held")
+        await until(lambda: worker.state is not None and worker.state.free_blocks == 128, "both leases have ended")
+        assert worker.state is not None and worker.state.held == 0
+    finally:
+        await cluster.aclose()
+
+
+async def test_closing_leaves_no_process(smollm2: ModelFiles) -> None:
+    backend = await started(mode="unified", kv_tokens=512)
+    pids = [pid_of(worker) for worker in cluster_of(backend).workers]
+    asking = asyncio.create_task(ask(backend, "Write a long poem.", max_tokens=200))
+    await asyncio.sleep(0.5)
+    await backend.aclose()
+    with pytest.raises(BackendError, match="stopping"):
+        await asking
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    await backend.aclose()
+    with pytest.raises(BackendError, match="is not running"):
+        await ask(backend, "hi")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "smollm2-135"}, "did you mean 'smollm2-135m'"),
+        ({"model": "./nowhere"}, "no such file or folder"),
+        ({"max_model_len": 100_000}, "more than the 8192 tokens"),
+        ({"device": "cuda:7"}, "could not start"),
+        ({"start_timeout_s": 0.05}, "not ready within 0.05 s"),
+    ],
+)
+async def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(options: dict[str, Any], said: str) -> None:
+    before = children()
+    with pytest.raises(BackendError) as refused:
+        await started(**options)
+    assert said in refused.value.message
+    assert refused.value.hint
+    assert children() == before
+
+
+async def test_a_worker_that_dies_while_it_starts_is_named(
+    smollm2: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = children()
+    monkeypatch.setattr(clusters.sys, "executable", "/bin/false")
+    with pytest.raises(BackendError, match=r"(prefill|decode)-0 died while it started \(exit status 1\)"):
+        await started()
+    assert children() == before
+
+
+def children() -> set[int]:
+    """This process's workers."""
+    return {
+        child.pid
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and "backends.disagg.process" in child.cmdline()
+    }
