@@ -10,14 +10,10 @@ from backends.disagg.engine.attention import ChunkSpan, DecodeRows
 from backends.disagg.engine.scheduler import Step
 from backends.disagg.engine.sequence import Sequence
 
-MIN_ROWS = 4
-"""Matrix products of fewer rows take another kernel on CPU, which rounds differently: a batch is filled up
-to this many with rows that write to a scratch block, so that a token's value never depends on the batch."""
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows are prompt chunks first, then single tokens, then padding (single tokens of no sequence)."""
+    """Rows are prompt chunks first, then single tokens."""
 
     tokens: torch.Tensor
     """int64 [rows]"""
@@ -30,13 +26,15 @@ class Batch:
     prefill: list[ChunkSpan]
     decode: DecodeRows | None
     sample_rows: torch.Tensor
-    """int64: the rows whose next token is wanted, padded to MIN_ROWS."""
+    """int64: the rows whose next token is wanted."""
     sampled: list[Sequence]
-    """The sequences of the first `len(sampled)` sample rows."""
+    """The sequences of the sample rows."""
+    singles: int
+    """The first row that is a single token; the number of rows where none is."""
 
 
-def build_batch(step: Step, block_size: int, scratch_block: int, dtype: torch.dtype, device: torch.device) -> Batch:
-    """Lay out `step`. `scratch_block` is a block that belongs to nobody."""
+def build_batch(step: Step, block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """Lay out `step`."""
     tokens: list[int] = []
     positions: list[int] = []
     blocks: list[int] = []
@@ -64,13 +62,6 @@ def build_batch(step: Step, block_size: int, scratch_block: int, dtype: torch.dt
         blocks.append(seq.blocks[at // block_size])
         tables.append(seq.blocks)
         lengths.append(at + 1)
-    for _ in range(MIN_ROWS - len(tokens)):
-        tokens.append(0)
-        positions.append(0)
-        blocks.append(scratch_block)
-        tables.append([scratch_block])
-        lengths.append(1)
-    sample_rows += [0] * (MIN_ROWS - len(sample_rows)) if sample_rows else []
     at_positions = torch.tensor(positions, device=device)
     return Batch(
         tokens=torch.tensor(tokens, device=device),
@@ -81,6 +72,7 @@ def build_batch(step: Step, block_size: int, scratch_block: int, dtype: torch.dt
         decode=_decode_rows(first_single, tables, lengths, device) if tables else None,
         sample_rows=torch.tensor(sample_rows, dtype=torch.int64, device=device),
         sampled=sampled,
+        singles=first_single,
     )
 
 

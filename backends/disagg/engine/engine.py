@@ -12,6 +12,7 @@ from backends.disagg.engine.attention import choose_attention
 from backends.disagg.engine.batch import build_batch
 from backends.disagg.engine.blocks import BlockPool
 from backends.disagg.engine.kv_cache import KVCache, KVGeometry
+from backends.disagg.engine.linear import choose_linear
 from backends.disagg.engine.models import ARCHITECTURES
 from backends.disagg.engine.sampler import sample
 from backends.disagg.engine.scheduler import Chunk, Scheduler
@@ -82,9 +83,9 @@ class Engine:
             dtype=config.dtype,
         )
         num_blocks = -(-config.kv_tokens // config.block_size)
-        self._scratch = num_blocks  # one more than the pool knows of: padding rows write there
-        self.cache = KVCache(self.geometry, num_blocks + 1, self.device)
+        self.cache = KVCache(self.geometry, num_blocks, self.device)
         self.attention = choose_attention(self.cache)
+        self.linear = choose_linear(self.dtype, self.device)
         self.scheduler = Scheduler(
             BlockPool(num_blocks, config.block_size),
             max_batch=config.max_batch,
@@ -104,8 +105,8 @@ class Engine:
         result = StepResult(chunks=step.prefill, receive=step.receive, idle=step.empty)
         if not (step.prefill or step.decode):
             return result
-        batch = build_batch(step, self.config.block_size, self._scratch, self.dtype, self.device)
-        logits = self.model.forward(batch, self.cache, self.attention)
+        batch = build_batch(step, self.config.block_size, self.dtype, self.device)
+        logits = self.model.forward(batch, self.cache, self.attention, self.linear)
         drawn = dict(zip(batch.sampled, sample(logits, batch.sampled), strict=True))
         for chunk in step.prefill:
             self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), result)

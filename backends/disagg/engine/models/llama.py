@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from backends.disagg.engine.attention import Attention
 from backends.disagg.engine.batch import Batch
 from backends.disagg.engine.kv_cache import KVCache
+from backends.disagg.engine.linear import Linear
 from backends.disagg.engine.models.rope import apply_rope, rope_table
 
 if TYPE_CHECKING:
@@ -71,15 +72,16 @@ class Llama:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
 
-    def forward(self, batch: Batch, cache: KVCache, attention: Attention) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: KVCache, attention: Attention, linear: Linear) -> torch.Tensor:
         """Compute all rows of `batch`, writing their KV; logits float32 [len(batch.sample_rows), vocab]."""
         config = self.config
+        singles = batch.singles
         x = F.embedding(batch.tokens, self.embedding)
         cos = self._cos[batch.positions].unsqueeze(1)
         sin = self._sin[batch.positions].unsqueeze(1)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         for index, layer in enumerate(self.layers):
-            qkv = F.linear(self._norm(x, layer.attention_norm), layer.qkv).view(-1, heads + 2 * kv_heads, dim)
+            qkv = linear(self._norm(x, layer.attention_norm), layer.qkv, singles).view(-1, heads + 2 * kv_heads, dim)
             rotated = apply_rope(qkv[:, : heads + kv_heads], cos, sin)
             q, k, v = rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
             cache.data[:, index, 0][batch.slot_blocks, :, batch.slot_offsets] = k
@@ -97,8 +99,8 @@ class Llama:
             if batch.decode is not None:
                 attended.append(attention.decode(q[batch.decode.row :], index, batch.decode))
             merged = attended[0] if len(attended) == 1 else torch.cat(attended)
-            x = x + F.linear(merged.reshape(-1, heads * dim), layer.output)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x = x + linear(merged.reshape(-1, heads * dim), layer.output, singles)
+            gate, up = linear(self._norm(x, layer.mlp_norm), layer.gate_up, singles).chunk(2, dim=-1)
+            x = x + linear(F.silu(gate) * up, layer.down, singles)
         chosen = self._norm(x[batch.sample_rows], self.final_norm)
-        return F.linear(chosen, self.head).float()
+        return linear(chosen, self.head, 0).float()
