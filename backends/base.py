@@ -45,6 +45,16 @@ class Usage:
     cached_tokens: int = 0
 
 
+def read_usage(body: Mapping[str, Any]) -> Usage | None:
+    """OpenAI's `usage` object, where `body` has one."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else 0
+    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0), int(cached or 0))
+
+
 @dataclass(frozen=True, slots=True)
 class KVTransfer:
     """What one request's hand-over from prefill to decode moved, and how long each part took.
@@ -161,7 +171,3 @@ class BackendError(Exception):
         self.retry_after_s = retry_after_s
         self.hint = hint
         """What the operator may do next; shown by the CLI, not sent to API clients."""
-
-    def as_openai(self) -> dict[str, Any]:
-        """The body OpenAI's API would send for this."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from backends.base import KVTransfer, Piece, Surface, Usage
+from backends.base import KVTransfer, Piece, Surface, Usage, read_usage
 
 if TYPE_CHECKING:
     from policies import Decision
-    from router.execution import Answer
+    from router.answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +130,5 @@ def events_of(piece: Piece, surface: Surface) -> list[StreamEvent]:
         chunk = json.loads(payload)
         choice = (chunk.get("choices") or [{}])[0]
         text = choice.get("text") if surface == "completions" else (choice.get("delta") or {}).get("content")
-        events.append(StreamEvent(text or None, choice.get("finish_reason"), usage_of(chunk), chunk))
+        events.append(StreamEvent(text or None, choice.get("finish_reason"), read_usage(chunk), chunk))
     return events
-
-
-def usage_of(body: Mapping[str, Any]) -> Usage | None:
-    """OpenAI's `usage` object, where the body has one."""
-    usage = body.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
-        int(details.get("cached_tokens") or 0),
-    )

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import policies
 from backends import PROVIDER_OPTIONS, create
-from backends.base import Backend, BackendError, Health, Surface, Usage
+from backends.base import Backend, BackendError, Health, Surface, Usage, read_usage
 from policies import Decision, Policy
+from router.answer import Answer
 from router.errors import RouterError
-from router.execution import Answer, Executor
+from router.execution import Executor
 from router.incoming import Incoming, read
-from router.results import ChatStream, Result, usage_of
+from router.results import ChatStream, Result
 
 if TYPE_CHECKING:
     from router.ledger import Ledger
@@ -201,7 +202,7 @@ class Router:
         return Result(
             text=text or "",
             finish_reason=choice.get("finish_reason"),
-            usage=answer.usage or usage_of(raw) or _NO_USAGE,
+            usage=answer.usage or read_usage(raw) or _NO_USAGE,
             target=answer.target,
             decision=answer.decision,
             attempts=tuple(answer.attempts),

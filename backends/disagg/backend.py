@@ -92,7 +92,7 @@ class DisaggBackend:
                 prompt = completion_prompt(body)
                 ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         except ModelError as error:  # the chat template refused the messages
-            raise BackendError(error.message, status=400, param="messages") from None
+            raise BackendError(error.message, status=400, param="messages", code="unsupported_parameter") from None
         if not ids:
             raise BackendError("invalid prompt: nothing in it is in the model's vocabulary", status=400, param="prompt")
         if max(ids) >= self._tokenizer.vocab_size:

@@ -56,15 +56,9 @@ def parse_request(surface: Surface, body: Mapping[str, Any]) -> GenerationReques
         if name in _SURFACES[surface] or name in _NO_EFFECT or value is None:
             continue
         if value not in _NEUTRAL.get(name, ()):
-            raise BackendError(
-                f"{name}={_short(value)} is not supported by the bundled cluster; leave it out, "
-                "or route this request to a target that supports it",
-                status=400,
-                code="unsupported_parameter",
-                param=name,
-            )
+            raise _unsupported(name, value, "leave it out, or route this request to a target that supports it")
     if body.get("n") not in (None, 1):
-        raise _bad("n", body["n"], "the bundled cluster gives one answer a request: use 1")
+        raise _unsupported("n", body["n"], "the bundled cluster gives one answer a request: use 1")
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     max_tokens = _number(body, name, None, low=1, whole=True)
     seed = _number(body, "seed", None, low=-(1 << 63), high=(1 << 64) - 1, whole=True)
@@ -94,9 +88,11 @@ def chat_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(content, list):
             for part in content:
                 if not isinstance(part, dict) or part.get("type") != "text":
-                    raise _bad(f"{at}.content", part, "this model reads text parts only")
+                    raise _unsupported(f"{at}.content", part, "this model reads text parts only")
                 if not isinstance(part.get("text"), str):
                     raise _bad(f"{at}.content", part, "a text part needs a string `text`")
+        elif content is None and message.get("tool_calls"):
+            raise _unsupported(f"{at}.tool_calls", message["tool_calls"], "this model calls no tools")
         elif not isinstance(content, str):
             raise _bad(f"{at}.content", content, "use a string or a list of text parts")
     return messages
@@ -144,6 +140,16 @@ def _number(
     if type(value) not in kinds or value < low or (high is not None and value > high) or value != value:
         raise _bad(name, value, f"use {wanted}")
     return value  # type: ignore[no-any-return]
+
+
+def _unsupported(param: str, value: Any, remedy: str) -> BackendError:
+    """Another target may take it: this code lets the router ask there."""
+    return BackendError(
+        f"{param}={_short(value)} is not supported by the bundled cluster; {remedy}",
+        status=400,
+        param=param,
+        code="unsupported_parameter",
+    )
 
 
 def _bad(param: str, value: Any, remedy: str) -> BackendError:

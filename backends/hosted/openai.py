@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Surface, Usage
+from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Surface, Usage, read_usage
 from backends.hosted.http import HttpClient, Response
 from backends.hosted.refusals import in_band, refusal
 from backends.hosted.sse import Event, EventTooLarge, Splitter
@@ -143,7 +143,7 @@ class Reply:
             raise self._not_what_was_asked("JSON", data)
         if body.get("error"):
             raise in_band(self._backend.name, body["error"])
-        yield Piece(data, content=True, usage=_usage_of(body), done=True)
+        yield Piece(data, content=True, usage=read_usage(body), done=True)
 
     def _not_what_was_asked(self, wanted: str, data: bytes) -> BackendError:
         kind = self.headers.get("content-type", "of no content type")
@@ -215,7 +215,7 @@ class Reply:
             return b"", False, broken
         if body.get("error"):
             return b"", False, in_band(self._backend.name, body["error"])
-        usage = _usage_of(body)
+        usage = read_usage(body)
         if usage is not None:
             self._usage = usage
             if self._strip_usage and body.get("choices") == []:
@@ -234,15 +234,6 @@ def _shows_content(body: Mapping[str, Any]) -> bool:
         if isinstance(delta, Mapping) and any(value for name, value in delta.items() if name != "role"):
             return True
     return False
-
-
-def _usage_of(body: Mapping[str, Any]) -> Usage | None:
-    usage = body.get("usage")
-    if not isinstance(usage, Mapping):
-        return None
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else 0
-    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0), int(cached or 0))
 
 
 def _is_about_stream_options(error: BackendError) -> bool:

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from backends.base import Surface
+from router.answer import Answer
 from router.errors import RouterError
-from router.execution import Answer
 from router.incoming import Incoming, read
 from router.sdk import Router, new_request_id
 

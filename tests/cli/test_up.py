@@ -67,7 +67,7 @@ async def test_sixteen_clients_get_what_one_gets(gateway: Running) -> None:
                     {"role": "user", "content": f"Name {index + 2} rivers in {'Europe' if index % 2 else 'Asia'}."}
                 ],
                 temperature=0,
-                max_tokens=12,
+                max_tokens=8,
                 stream=True,
             )
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])

@@ -41,7 +41,7 @@ def test_what_cannot_be_served_is_named_never_ignored(body: dict[str, Any], para
         parse_request("chat.completions", body)
     error = caught.value
     assert error.status == 400 and error.param == param and says in error.message
-    assert error.as_openai()["error"]["type"] == "invalid_request_error"
+    assert error.kind == "invalid_request_error"
 
 
 def test_null_and_neutral_values_ask_for_nothing_and_are_accepted() -> None:

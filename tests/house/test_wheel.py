@@ -40,7 +40,7 @@ def install(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Callable[[
         venv.create(folder, with_pip=True)
         python = folder / "bin" / "python"
         constraint = ROOT / "constraints.txt"
-        run(python, "-m", "pip", "install", "-q", "-c", constraint, f"{wheel}{extras}", cwd=folder)
+        run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", constraint, f"{wheel}{extras}", cwd=folder)
         return folder / "bin"
 
     return make

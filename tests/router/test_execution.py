@@ -216,6 +216,15 @@ async def test_the_record_has_cost_usage_and_times(provider: FakeProvider) -> No
         assert stream.usage == record.usage
 
 
+async def test_an_unstreamed_answer_is_recorded_as_answered(provider: FakeProvider) -> None:
+    async with router_of(provider, "ok") as router:
+        await router.chat(**ASK)
+        (record,) = router.ledger
+        assert (record.status, record.error, record.target) == (200, None, "t0")
+        assert record.usage is not None and record.usage.prompt_tokens == 7
+        assert record.ttft_s is None, "nobody saw when its first token came"
+
+
 async def test_memory_of_requests_is_bounded(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     """litellm#12685"""
     monkeypatch.setattr("router.ledger.KEPT", 3)
