@@ -20,10 +20,12 @@ def filled_cache(dtype: str, kv_heads: int = 3, head_dim: int = 64) -> KVCache:
     return cache
 
 
-def plain(cache: KVCache, q: torch.Tensor, layer: int, table: list[int], length: int) -> torch.Tensor:
-    """Attention of one query token over its first `length` tokens, in float64."""
+def plain(cache: KVCache, q: torch.Tensor, layer: int, table: list[int], length: int, first: int = 0) -> torch.Tensor:
+    """Attention of one query token over the tokens `first` to `length`, in float64."""
     heads = q.shape[0]
-    keys, values = (cache.data[table, layer, which].transpose(1, 2).flatten(0, 1)[:length].double() for which in (0, 1))
+    keys, values = (
+        cache.data[table, layer, which].transpose(1, 2).flatten(0, 1)[first:length].double() for which in (0, 1)
+    )
     group = heads // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     out = F.scaled_dot_product_attention(
@@ -38,9 +40,10 @@ def rows_of(tables: list[list[int]], lengths: list[int]) -> DecodeRows:
     return DecodeRows(0, padded, torch.tensor(lengths, dtype=torch.int32))
 
 
-def implementations(cache: KVCache) -> list[TorchAttention]:
+def implementations(cache: KVCache, window: int | None = None) -> list[TorchAttention]:
     library = native.load()
-    return [TorchAttention(cache)] + ([NativeAttention(cache, library)] if library else [])
+    found = [TorchAttention(cache, window=window)]
+    return [*found, NativeAttention(cache, library, window=window)] if library else found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -56,6 +59,21 @@ def test_decode_attends_to_exactly_the_rows_own_tokens(dtype: str, heads: int, k
             expected = plain(cache, q[row], 1, tables[row], lengths[row])
             tolerance = 1e-5 if dtype == "float32" else 2e-2
             torch.testing.assert_close(out[row].double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 33, 1000])
+def test_a_sliding_window_ends_with_the_rows_own_token(window: int) -> None:
+    cache = filled_cache("float32")
+    tables, lengths = [[7, 1, 30], [3], [30, 2, 39, 11], [5]], [40, 1, 64, 16]
+    q = torch.randn(4, 9, 64)
+    for attention in implementations(cache, window):
+        out = attention.decode(q, 1, rows_of(tables, lengths), windowed=True)
+        everything = attention.decode(q, 1, rows_of(tables, lengths))
+        for row in range(4):
+            expected = plain(cache, q[row], 1, tables[row], lengths[row], max(0, lengths[row] - window))
+            torch.testing.assert_close(out[row].double(), expected, atol=1e-5, rtol=1e-5)
+            expected = plain(cache, q[row], 1, tables[row], lengths[row])
+            torch.testing.assert_close(everything[row].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_compiler_here_gives_the_native_kernel() -> None:
@@ -88,7 +106,7 @@ def test_a_later_chunk_sees_the_earlier_ones() -> None:
     q = torch.randn(length, 9, 64)
     mask = torch.full((length, start + length), float("-inf")).triu(start + 1)
     out = TorchAttention(cache).prefill(
-        q, q[:, :3], q[:, :3], 0, ChunkSpan(0, start, length, torch.tensor(blocks), mask)
+        q, q[:, :3], q[:, :3], 0, ChunkSpan(0, start, length, torch.tensor(blocks), mask, mask)
     )
     for row in range(length):
         expected = plain(cache, q[row], 0, blocks, start + row + 1)

@@ -27,6 +27,8 @@ class ChunkSpan:
     """int64 [blocks for start + length tokens]; empty where start is 0."""
     mask: torch.Tensor | None
     """Additive [length, start + length], or None where start is 0 (plain causal)."""
+    window_mask: torch.Tensor | None
+    """The same for layers with a sliding window; None where that is plain causal too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +43,35 @@ class DecodeRows:
 
 
 class Attention(Protocol):
-    def prefill(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan) -> torch.Tensor:
-        """q [length, heads, head_dim], k and v [length, kv_heads, head_dim] -> [length, heads, head_dim]."""
+    def prefill(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan, windowed: bool = False
+    ) -> torch.Tensor:
+        """q [length, heads, head_dim], k and v [length, kv_heads, head_dim] -> [length, heads, head_dim].
 
-    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
+        `windowed` layers see the sliding window only.
+        """
+
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
         """q [rows, heads, head_dim] -> the same shape."""
 
 
 class TorchAttention:
-    def __init__(self, cache: KVCache) -> None:
+    """`scale` is the softmax's, by default head_dim^-1/2; `window` what windowed layers see, in tokens."""
+
+    def __init__(self, cache: KVCache, scale: float | None = None, window: int | None = None) -> None:
         self.cache = cache
-        self.scale = cache.geometry.head_dim**-0.5
+        self.scale = cache.geometry.head_dim**-0.5 if scale is None else scale
+        self.window = window
 
     def _gather(self, layer: int, which: int, blocks: torch.Tensor) -> torch.Tensor:
         """K (0) or V (1) of `blocks` [..., n] as [..., kv_heads, n * block_size, head_dim]."""
         pages = self.cache.data[:, layer, which][blocks]
         return pages.transpose(-4, -3).flatten(-3, -2)
 
-    def prefill(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan) -> torch.Tensor:
+    def prefill(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan, windowed: bool = False
+    ) -> torch.Tensor:
+        mask = span.window_mask if windowed else span.mask
         if span.start:
             total = span.start + span.length
             keys = self._gather(layer, 0, span.blocks)[:, :total]
@@ -70,13 +83,13 @@ class TorchAttention:
             q.transpose(0, 1)[None],
             keys.repeat_interleave(group, 0)[None],
             values.repeat_interleave(group, 0)[None],
-            attn_mask=span.mask,
-            is_causal=span.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.scale,
         )
         return out[0].transpose(0, 1)
 
-    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
         # One matmul per KV head's group of query heads: with one query token this is far faster than
         # scaled_dot_product_attention on CPU, which has no fast path for it.
         tables = rows.tables.long()
@@ -84,7 +97,10 @@ class TorchAttention:
         count, heads, dim = q.shape
         grouped = q.view(count, keys.shape[1], heads // keys.shape[1], dim)
         scores = (grouped @ keys.transpose(-1, -2)).float() * self.scale
-        beyond = torch.arange(keys.shape[2], device=q.device) >= rows.lengths[:, None]
+        places = torch.arange(keys.shape[2], device=q.device)
+        beyond = places >= rows.lengths[:, None]
+        if windowed and self.window is not None:
+            beyond |= places < (rows.lengths - self.window)[:, None]
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).to(q.dtype)
         attended: torch.Tensor = weights @ values
         return attended.view(count, heads, dim)
@@ -93,8 +109,10 @@ class TorchAttention:
 class NativeAttention(TorchAttention):
     """`decode` by `native/paged_attention.c`: float32 and bfloat16, on CPU."""
 
-    def __init__(self, cache: KVCache, library: ctypes.CDLL) -> None:
-        super().__init__(cache)
+    def __init__(
+        self, cache: KVCache, library: ctypes.CDLL, scale: float | None = None, window: int | None = None
+    ) -> None:
+        super().__init__(cache, scale, window)
         geometry = cache.geometry
         suffix = {"float32": "f32", "bfloat16": "bf16"}[geometry.dtype]
         self._kernel = getattr(library, f"paged_decode_{suffix}")
@@ -102,7 +120,7 @@ class NativeAttention(TorchAttention):
         self._block_stride = geometry.layers * 2 * self._v_offset
         self._layer_bytes = 2 * self._v_offset * geometry.torch_dtype.itemsize
 
-    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows) -> torch.Tensor:
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
         geometry = self.cache.geometry
         q = q.contiguous()
         out = torch.empty_like(q)
@@ -122,6 +140,7 @@ class NativeAttention(TorchAttention):
             dim,
             geometry.block_size,
             self.scale,
+            self.window or 0 if windowed else 0,
             torch.get_num_threads(),
         )
         if failed:
@@ -129,10 +148,10 @@ class NativeAttention(TorchAttention):
         return out
 
 
-def choose_attention(cache: KVCache) -> Attention:
+def choose_attention(cache: KVCache, scale: float | None = None, window: int | None = None) -> Attention:
     """The fastest implementation that runs here."""
     if cache.data.device.type == "cpu" and cache.geometry.dtype in ("float32", "bfloat16"):
         library = native.load()
         if library is not None:
-            return NativeAttention(cache, library)
-    return TorchAttention(cache)
+            return NativeAttention(cache, library, scale, window)
+    return TorchAttention(cache, scale, window)

@@ -33,8 +33,10 @@ class Batch:
     """The first row that is a single token; the number of rows where none is."""
 
 
-def build_batch(step: Step, block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
-    """Lay out `step`."""
+def build_batch(
+    step: Step, block_size: int, dtype: torch.dtype, device: torch.device, window: int | None = None
+) -> Batch:
+    """Lay out `step`, with masks for layers that see `window` tokens only, where the model has such."""
     tokens: list[int] = []
     positions: list[int] = []
     blocks: list[int] = []
@@ -46,7 +48,7 @@ def build_batch(step: Step, block_size: int, dtype: torch.dtype, device: torch.d
         tokens += seq.tokens[chunk.start : end]
         positions += range(chunk.start, end)
         blocks += [seq.blocks[at // block_size] for at in range(chunk.start, end)]
-        spans.append(_span(chunk.start, chunk.length, row, seq.blocks, block_size, dtype, device))
+        spans.append(_span(chunk.start, chunk.length, row, seq.blocks, block_size, dtype, device, window))
         if chunk.last:
             sample_rows.append(len(tokens) - 1)
             sampled.append(seq)
@@ -94,10 +96,18 @@ def _span(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    window: int | None,
 ) -> ChunkSpan:
-    if start == 0:
-        return ChunkSpan(row, start, length, torch.empty(0, dtype=torch.int64), None)
     end = start + length
-    mask = torch.full((length, end), float("-inf"), dtype=dtype, device=device).triu(start + 1)
-    used = torch.tensor(blocks[: -(-end // block_size)], device=device)
-    return ChunkSpan(row, start, length, used, mask)
+    mask = None
+    used = torch.empty(0, dtype=torch.int64)
+    if start:
+        mask = torch.full((length, end), float("-inf"), dtype=dtype, device=device).triu(start + 1)
+        used = torch.tensor(blocks[: -(-end // block_size)], device=device)
+    if window is None or end <= window:
+        return ChunkSpan(row, start, length, used, mask, mask)
+    # Row i is the token start + i: it sees the `window` tokens that end with itself.
+    places = torch.arange(end, device=device) - torch.arange(start, end, device=device)[:, None]
+    seen = (places <= 0) & (places > -window)
+    window_mask = torch.zeros((length, end), dtype=dtype, device=device).masked_fill(~seen, float("-inf"))
+    return ChunkSpan(row, start, length, used, mask, window_mask)

@@ -14,6 +14,7 @@ from backends.disagg.engine.blocks import BlockPool
 from backends.disagg.engine.kv_cache import KVCache, KVGeometry
 from backends.disagg.engine.linear import choose_linear
 from backends.disagg.engine.models import ARCHITECTURES
+from backends.disagg.engine.models.decoder import Decoder
 from backends.disagg.engine.sampler import sample
 from backends.disagg.engine.scheduler import Chunk, Scheduler
 from backends.disagg.engine.sequence import Sequence
@@ -72,8 +73,13 @@ class Engine:
         if model_config.architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             raise ValueError(f"architecture {model_config.architecture!r} is not supported; supported: {known}")
-        self.model = ARCHITECTURES[model_config.architecture](
-            model_config, weights, dtype=self.dtype, device=self.device, max_len=config.max_model_len
+        self.model = Decoder(
+            ARCHITECTURES[model_config.architecture],
+            model_config,
+            weights,
+            dtype=self.dtype,
+            device=self.device,
+            max_len=config.max_model_len,
         )
         self.geometry = KVGeometry(
             layers=model_config.num_layers,
@@ -84,7 +90,7 @@ class Engine:
         )
         num_blocks = -(-config.kv_tokens // config.block_size)
         self.cache = KVCache(self.geometry, num_blocks, self.device)
-        self.attention = choose_attention(self.cache)
+        self.attention = choose_attention(self.cache, model_config.attention_scale, model_config.window)
         self.linear = choose_linear(self.dtype, self.device)
         self.scheduler = Scheduler(
             BlockPool(num_blocks, config.block_size),
@@ -105,7 +111,7 @@ class Engine:
         result = StepResult(chunks=step.prefill, receive=step.receive, idle=step.empty)
         if not (step.prefill or step.decode):
             return result
-        batch = build_batch(step, self.config.block_size, self.dtype, self.device)
+        batch = build_batch(step, self.config.block_size, self.dtype, self.device, self.model.config.window)
         logits = self.model.forward(batch, self.cache, self.attention, self.linear)
         drawn = dict(zip(batch.sampled, sample(logits, batch.sampled), strict=True))
         for chunk in step.prefill:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from backends.disagg.engine.models.llama import Llama
+from backends.disagg.engine.models.gemma3 import GEMMA3
+from backends.disagg.engine.models.llama import LLAMA
+from backends.disagg.engine.models.mistral import MISTRAL
+from backends.disagg.engine.models.qwen2 import QWEN2
+from backends.disagg.engine.models.qwen3 import QWEN3
+from backends.disagg.engine.models.variant import Variant
 
-ARCHITECTURES: dict[str, type[Llama]] = {"LlamaForCausalLM": Llama}
+ARCHITECTURES: dict[str, Variant] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "Gemma3ForCausalLM": GEMMA3,
+}

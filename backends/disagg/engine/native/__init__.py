@@ -71,7 +71,7 @@ def load() -> ctypes.CDLL | None:
         function = getattr(library, name)
         function.restype = integer
         function.argtypes = [pointer, pointer, long, long, pointer, integer, pointer, pointer]
-        function.argtypes += [integer] * 5 + [ctypes.c_float, integer]
+        function.argtypes += [integer] * 5 + [ctypes.c_float, integer, integer]
     for name in ("skinny_linear_f32", "skinny_linear_bf16"):
         function = getattr(library, name)
         function.restype = integer

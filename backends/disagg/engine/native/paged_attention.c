@@ -29,37 +29,39 @@ static inline float same(float x) { return x; }
 #define DEFINE_PAGED_DECODE(NAME, T, LOAD, STORE)                                                              \
     static void NAME##_one(const T *q, const T *kv, long block_stride, long v_offset, const int32_t *table,   \
                            int length, T *out, int group, int head_dim, int block_size, float scale,           \
-                           float *scratch) {                                                                   \
+                           int window, float *scratch) {                                                       \
+        int begin = window > 0 && length > window ? length - window : 0;                                       \
+        int span = length - begin; /* tokens that are attended to */                                           \
         float *query = scratch, *acc = query + group * head_dim, *row = acc + group * head_dim;               \
-        float *scores = row + head_dim; /* [group][length] */                                                  \
+        float *scores = row + head_dim; /* [group][span] */                                                    \
         for (int i = 0; i < group * head_dim; i++) query[i] = LOAD(q[i]) * scale, acc[i] = 0.f;               \
-        for (int start = 0; start < length; start += block_size) {                                             \
+        for (int start = begin / block_size * block_size; start < length; start += block_size) {               \
             const T *k = kv + (long)table[start / block_size] * block_stride;                                  \
             int count = length - start < block_size ? length - start : block_size;                             \
-            for (int t = 0; t < count; t++) {                                                                  \
+            for (int t = start < begin ? begin - start : 0; t < count; t++) {                                  \
                 for (int j = 0; j < head_dim; j++) row[j] = LOAD(k[t * head_dim + j]);                         \
                 for (int g = 0; g < group; g++) {                                                              \
                     float sum = 0.f;                                                                           \
                     for (int j = 0; j < head_dim; j++) sum += query[g * head_dim + j] * row[j];                \
-                    scores[(long)g * length + start + t] = sum;                                                \
+                    scores[(long)g * span + start - begin + t] = sum;                                          \
                 }                                                                                              \
             }                                                                                                  \
         }                                                                                                      \
         for (int g = 0; g < group; g++) {                                                                      \
-            float *s = scores + (long)g * length, top = s[0], total = 0.f;                                     \
-            for (int t = 1; t < length; t++) top = s[t] > top ? s[t] : top;                                    \
-            for (int t = 0; t < length; t++) s[t] = expf(s[t] - top);                                          \
-            for (int t = 0; t < length; t++) total += s[t];                                                    \
+            float *s = scores + (long)g * span, top = s[0], total = 0.f;                                       \
+            for (int t = 1; t < span; t++) top = s[t] > top ? s[t] : top;                                    \
+            for (int t = 0; t < span; t++) s[t] = expf(s[t] - top);                                          \
+            for (int t = 0; t < span; t++) total += s[t];                                                    \
             float inverse = 1.f / total;                                                                       \
-            for (int t = 0; t < length; t++) s[t] *= inverse;                                                  \
+            for (int t = 0; t < span; t++) s[t] *= inverse;                                                  \
         }                                                                                                      \
-        for (int start = 0; start < length; start += block_size) {                                             \
+        for (int start = begin / block_size * block_size; start < length; start += block_size) {               \
             const T *v = kv + (long)table[start / block_size] * block_stride + v_offset;                       \
             int count = length - start < block_size ? length - start : block_size;                             \
-            for (int t = 0; t < count; t++) {                                                                  \
+            for (int t = start < begin ? begin - start : 0; t < count; t++) {                                  \
                 for (int j = 0; j < head_dim; j++) row[j] = LOAD(v[t * head_dim + j]);                         \
                 for (int g = 0; g < group; g++) {                                                              \
-                    float p = scores[(long)g * length + start + t];                                            \
+                    float p = scores[(long)g * span + start - begin + t];                                           \
                     for (int j = 0; j < head_dim; j++) acc[g * head_dim + j] += p * row[j];                    \
                 }                                                                                              \
             }                                                                                                  \
@@ -68,7 +70,7 @@ static inline float same(float x) { return x; }
     }                                                                                                          \
     int NAME(const T *q, const T *kv, long block_stride, long v_offset, const int32_t *tables,                \
              int table_width, const int32_t *lengths, T *out, int rows, int kv_heads, int group, int head_dim, \
-             int block_size, float scale, int threads) {                                                       \
+             int block_size, float scale, int window, int threads) {                                           \
         int longest = 0, failed = 0;                                                                           \
         for (int r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;                  \
         long floats = (long)group * longest + (2L * group + 1) * head_dim;                                     \
@@ -83,7 +85,7 @@ static inline float same(float x) { return x; }
                 }                                                                                              \
                 NAME##_one(q + at, kv + (long)h * block_size * head_dim, block_stride, v_offset,               \
                            tables + (long)r * table_width, lengths[r], out + at, group, head_dim, block_size,  \
-                           scale, scratch);                                                                    \
+                           scale, window, scratch);                                                                  \
             }                                                                                                  \
             free(scratch);                                                                                     \
         }                                                                                                      \
