@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 from backends.models import ModelFiles, resolve
 
 pytest_plugins = ["tests.fakes.fixtures"]
+
+# A machine that is busy with a model's work draws examples slowly; that says nothing of the code.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin what takes minutes, where a test will ask for it."""
+    wanted = any(item.path.name == "test_greedy.py" for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        from tests.disagg.reference import start
+
+        start()
 
 
 @pytest.fixture(scope="session")

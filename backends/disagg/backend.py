@@ -123,15 +123,31 @@ class DisaggBackend:
                 code="context_length_exceeded",
                 param="messages" if call.surface == "chat.completions" else "prompt",
             )
+        if request.highest_token_id() >= tokenizer.vocab_size:
+            raise BackendError(
+                f"invalid logit_bias or stop_token_ids: token id {request.highest_token_id()} is outside the "
+                f"vocabulary of {tokenizer.vocab_size}",
+                status=400,
+                code="invalid_value",
+                param="logit_bias" if max(request.logit_bias, default=-1) >= tokenizer.vocab_size else "stop_token_ids",
+            )
+        ends = set(request.stop_token_ids) | (set() if request.ignore_eos else tokenizer.eos_token_ids)
         sampling = Sampling(
             max_tokens=request.max_tokens or room,
             temperature=request.temperature,
             top_p=request.top_p,
             seed=request.seed,
-            stop_ids=sorted(tokenizer.eos_token_ids),
+            stop_ids=sorted(ends),
+            top_k=request.top_k,
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=sorted(request.logit_bias.items()),
+            min_tokens=request.min_tokens,
         )
         generation = cluster.submit(list(prompt_ids), sampling)
-        return DisaggReply(cluster, generation, tokenizer, call, request, len(prompt_ids))
+        return DisaggReply(cluster, generation, tokenizer, call, request, len(prompt_ids), frozenset(ends))
 
     def health(self) -> Health:
         if self._cluster is None:
@@ -169,6 +185,7 @@ class DisaggReply:
         call: Call,
         request: GenerationRequest,
         prompt_tokens: int,
+        ends: frozenset[int],
     ) -> None:
         self.status = 200
         self.headers: Mapping[str, str] = {"content-type": "text/event-stream" if call.stream else "application/json"}
@@ -181,7 +198,7 @@ class DisaggReply:
         self._prompt_tokens = prompt_tokens
         self._completion_tokens = 0
         self._finish_reason = ""
-        self._eos = tokenizer.eos_token_ids
+        self._ends = ends
 
     @property
     def transfer(self) -> KVTransfer | None:
@@ -214,7 +231,7 @@ class DisaggReply:
         """The answer's text as it becomes final; `_finish_reason` is set before the last piece."""
         async for token in self._generation:
             self._completion_tokens += 1
-            text = "" if token.token in self._eos else self._detokenizer.push([token.token])
+            text = "" if token.token in self._ends else self._detokenizer.push([token.token])
             if token.finish_reason is not None:
                 text += self._detokenizer.finish()
             text, stopped = self._stops.push(text)

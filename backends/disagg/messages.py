@@ -41,11 +41,20 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
+    """`engine.sequence.SamplingParams` on the wire; field by field the same."""
+
     max_tokens: int
     temperature: float
     top_p: float
     seed: int
     stop_ids: list[int]
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: list[tuple[int, float]] = []
+    min_tokens: int = 0
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,8 @@ from typing import Any
 from backends.base import BackendError, Surface
 
 _COMMON = {"model", "stream", "stream_options", "temperature", "top_p", "seed", "stop", "max_tokens", "n"}
+_COMMON |= {"presence_penalty", "frequency_penalty", "logit_bias"}
+_COMMON |= {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}  # as vLLM names them
 _SURFACES: dict[str, set[str]] = {
     "chat.completions": _COMMON | {"messages", "max_completion_tokens"},
     "completions": _COMMON | {"prompt"},
@@ -20,9 +22,6 @@ _SURFACES: dict[str, set[str]] = {
 _NO_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 """Bookkeeping for the provider: the answer is the same without."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "best_of": (1,),
@@ -48,6 +47,19 @@ class GenerationRequest:
     seed: int
     stop: tuple[str, ...]
     include_usage: bool
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+    def highest_token_id(self) -> int:
+        """Of those the body names; -1 where it names none."""
+        return max([*self.logit_bias, *self.stop_token_ids], default=-1)
 
 
 def parse_request(surface: Surface, body: Mapping[str, Any]) -> GenerationRequest:
@@ -65,6 +77,12 @@ def parse_request(surface: Surface, body: Mapping[str, Any]) -> GenerationReques
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise _bad("stream_options", options, 'use an object such as {"include_usage": true}')
+    min_tokens = int(_number(body, "min_tokens", 0, low=0, whole=True) or 0)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise _bad("min_tokens", min_tokens, f"use at most {name} ({max_tokens})")
+    ignore_eos = body.get("ignore_eos") or False
+    if not isinstance(ignore_eos, bool):
+        raise _bad("ignore_eos", ignore_eos, "use true or false")
     return GenerationRequest(
         max_tokens=None if max_tokens is None else int(max_tokens),
         temperature=float(_number(body, "temperature", 1.0, low=0, high=2) or 0.0),
@@ -72,6 +90,16 @@ def parse_request(surface: Surface, body: Mapping[str, Any]) -> GenerationReques
         seed=secrets.randbits(63) if seed is None else int(seed) & ((1 << 64) - 1),
         stop=_stops(body.get("stop")),
         include_usage=bool(options.get("include_usage")),
+        # -1 is vLLM's way to say "all".
+        top_k=max(0, int(_number(body, "top_k", 0, low=-1, whole=True) or 0)),
+        min_p=float(_number(body, "min_p", 0.0, low=0, high=1) or 0.0),
+        presence_penalty=float(_number(body, "presence_penalty", 0.0, low=-2, high=2) or 0.0),
+        frequency_penalty=float(_number(body, "frequency_penalty", 0.0, low=-2, high=2) or 0.0),
+        repetition_penalty=float(_number(body, "repetition_penalty", 1.0, low=0.01, high=100) or 1.0),
+        logit_bias=_logit_bias(body.get("logit_bias")),
+        min_tokens=min_tokens,
+        stop_token_ids=_token_ids(body.get("stop_token_ids")),
+        ignore_eos=ignore_eos,
     )
 
 
@@ -119,6 +147,30 @@ def _stops(value: Any) -> tuple[str, ...]:
     if len(stops) > MAX_STOPS:
         raise _bad("stop", value, f"at most {MAX_STOPS} stop strings")
     return tuple(stops)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    remedy = 'use an object of token ids and numbers from -100 to 100, such as {"42": -100}'
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _bad("logit_bias", value, remedy)
+    biases = {}
+    for token, bias in value.items():
+        if not (isinstance(token, str) and token.isascii() and token.isdigit()):
+            raise _bad("logit_bias", value, remedy)
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise _bad("logit_bias", value, remedy)
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
+        raise _bad("stop_token_ids", value, "use a list of token ids")
+    return tuple(value)
 
 
 def _number(

@@ -155,17 +155,13 @@ class Worker:
 
     def submit(self, message: Submit) -> None:
 
-        sampling = message.sampling
+        asked = msgspec.structs.asdict(message.sampling)
+        asked["stop_ids"] = frozenset(asked["stop_ids"])
+        asked["logit_bias"] = tuple(asked["logit_bias"])
         seq = Sequence(
             id=message.request,
             tokens=list(message.prompt_ids),
-            params=SamplingParams(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                stop_ids=frozenset(sampling.stop_ids),
-            ),
+            params=SamplingParams(**asked),
             prefill_only=self.config.role == "prefill",
             remote_kv=message.source is not None,
         )

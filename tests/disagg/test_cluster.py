@@ -136,6 +136,45 @@ async def test_limits_are_kept_and_named(split: DisaggBackend) -> None:
     assert (endless.usage.completion_tokens, endless.finish_reason) == (5, "length")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"min_tokens": 12},
+        {"ignore_eos": True},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"repetition_penalty": 1.3, "min_tokens": 12},
+        {"temperature": 0.8, "seed": 3, "top_k": 20, "min_p": 0.05},
+    ],
+    ids=lambda asked: ", ".join(asked),
+)
+async def test_what_steers_the_draw_is_the_same_on_both(
+    split: DisaggBackend, unified: DisaggBackend, asked: dict[str, Any]
+) -> None:
+    """vllm#16705: the first token comes from the prefill side, and what is asked holds there too."""
+    one = await ask(split, "What is the capital of France?", max_tokens=14, **asked)
+    other = await ask(unified, "What is the capital of France?", max_tokens=14, **asked)
+    assert (one.text, one.usage) == (other.text, other.usage)
+    if "min_tokens" in asked:
+        assert one.usage.completion_tokens >= 12
+    if "ignore_eos" in asked:
+        assert one.usage.completion_tokens == 14
+
+
+async def test_biases_and_stop_ids_are_heeded(split: DisaggBackend) -> None:
+    tokenizer = split._tokenizer
+    assert tokenizer is not None
+    (paris,) = tokenizer.encode(" Paris")
+    plain = await ask(split, "What is the capital of France?")
+    assert " Paris" in plain.text
+    assert " Paris" not in (await ask(split, "What is the capital of France?", logit_bias={str(paris): -100})).text
+    stopped = await ask(split, "What is the capital of France?", stop_token_ids=[paris])
+    assert stopped.text == plain.text.partition(" Paris")[0]
+    assert stopped.finish_reason == "stop"
+    with pytest.raises(BackendError, match="outside the vocabulary of 49152") as refused:
+        await ask(split, "hi", logit_bias={"49152": 1})
+    assert refused.value.param == "logit_bias"
+
+
 async def test_no_max_tokens_works(unified: DisaggBackend) -> None:
     """production-stack#747"""
     assert (await ask(unified, "What is the capital of France?", max_tokens=None)).finish_reason == "stop"

@@ -33,6 +33,17 @@ from backends.disagg.request import chat_messages, completion_prompt, parse_requ
         ({"tools": [{"type": "function"}]}, "tools", "route this request to a target that supports it"),
         ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
         ({"logprobs": True}, "logprobs", "True"),
+        ({"top_k": -2}, "top_k", "of at least -1"),
+        ({"min_p": 1.5}, "min_p", "from 0 to 1"),
+        ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
+        ({"frequency_penalty": "x"}, "frequency_penalty", "from -2 to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "from 0.01"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "such as"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+        ({"logit_bias": [1]}, "logit_bias", "an object"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "at most max_tokens (5)"),
+        ({"stop_token_ids": ["x"]}, "stop_token_ids", "a list of token ids"),
+        ({"ignore_eos": 1}, "ignore_eos", "true or false"),
         ({"frobnicate": 1}, "frobnicate", "frobnicate=1"),
     ],
 )
@@ -89,7 +100,21 @@ json_values = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["messages", "prompt", "temperature", "top_p", "stop", "n", "tools", "max_tokens"]),
+        st.sampled_from(
+            [
+                "messages",
+                "prompt",
+                "temperature",
+                "top_p",
+                "stop",
+                "n",
+                "tools",
+                "max_tokens",
+                "logit_bias",
+                "min_tokens",
+                "top_k",
+            ]
+        ),
         json_values,
     )
 )

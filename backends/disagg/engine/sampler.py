@@ -1,6 +1,8 @@
-"""From logits to token ids: greedy, or temperature and nucleus sampling (Holtzman et al. 2020)."""
+"""From logits to token ids: penalties and biases, then greedy or a draw (temperature, top-k, nucleus, min-p)."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import torch
 
@@ -9,18 +11,41 @@ from backends.disagg.engine.sequence import Sequence
 
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     """The next token id of each sequence; row i of `logits` (float32 [>= n, vocab]) is sequence i's."""
+    for row, seq in enumerate(sequences):
+        if not seq.params.plain:
+            _adjust(logits[row], seq)
     greedy: list[int] = logits.argmax(-1).tolist()
     return [_draw(logits[row], seq) if seq.params.temperature > 0 else greedy[row] for row, seq in enumerate(sequences)]
 
 
+def _adjust(logits: torch.Tensor, seq: Sequence) -> None:
+    """Apply what the request asks for to one row [vocab], in place. Only requests that ask pay for it."""
+    params = seq.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(seq.tokens)), device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and seq.output_len:
+        counts = Counter(seq.tokens[seq.prompt_len :])
+        said = torch.tensor(list(counts), device=logits.device)
+        times = torch.tensor(list(counts.values()), device=logits.device)
+        logits[said] -= params.frequency_penalty * times + params.presence_penalty
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    if seq.output_len < params.min_tokens and params.stop_ids:
+        logits[torch.tensor(sorted(params.stop_ids), device=logits.device)] = float("-inf")
+
+
 def _draw(logits: torch.Tensor, seq: Sequence) -> int:
-    """Inverse-CDF draw with the seed's number for this output position."""
+    """Inverse-CDF draw with the seed's number for this output position (nucleus: Holtzman et al. 2020)."""
     params = seq.params
     probs, ids = (logits / params.temperature).softmax(-1).sort(descending=True, stable=True)
-    cumulative = probs.double().cumsum(-1)
-    kept = len(probs)
-    if params.top_p < 1.0:  # the smallest set whose mass reaches top_p; at least one token
-        kept = min(kept, int((cumulative < params.top_p).sum()) + 1)
+    kept = min(len(probs), params.top_k or len(probs))
+    cumulative = probs[:kept].double().cumsum(-1)
+    if params.top_p < 1.0:  # the smallest set whose mass, of what top_k left, reaches top_p; at least one token
+        kept = min(kept, int((cumulative < params.top_p * float(cumulative[-1])).sum()) + 1)
+    if params.min_p > 0.0:
+        kept = min(kept, int((probs[:kept] >= params.min_p * probs[0]).sum()))
     target = params.uniform(seq.output_len) * float(cumulative[kept - 1])
     index = int(torch.searchsorted(cumulative[:kept], target, right=True))
     return int(ids[min(index, kept - 1)])

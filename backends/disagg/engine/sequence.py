@@ -23,6 +23,30 @@ class SamplingParams:
     seed: int = 0
     stop_ids: frozenset[int] = frozenset()
     """Token ids that end generation; the ending token is reported but is not part of the text."""
+    top_k: int = 0
+    """Draw from the k likeliest tokens only; 0 for all."""
+    min_p: float = 0.0
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """OpenAI's: subtracted from the logit of each token generated so far, once, and for each time it was."""
+    repetition_penalty: float = 1.0
+    """Keskar et al. 2019 (CTRL): logits of tokens in prompt or answer are divided (negative: multiplied) by it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, added to its logit)."""
+    min_tokens: int = 0
+    """No stop id is drawn before the answer has as many tokens."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether logits are used as the model gives them."""
+        return not (
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.min_tokens
+        )
 
     def uniform(self, position: int) -> float:
         """The number in [0, 1) for output `position`: SplitMix64 (Steele et al. 2014) on seed and position."""
