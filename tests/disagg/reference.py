@@ -47,7 +47,9 @@ def answers() -> list[list[int]]:
 def _generate(sending: Connection) -> None:
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     os.nice(19)
     torch.set_num_threads(1)
     path = resolve("smollm2-135m", pull_missing=True).path

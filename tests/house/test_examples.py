@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from backends.models import ModelFiles
@@ -54,9 +55,19 @@ def test_the_gateway_policy_and_its_client(smollm2: ModelFiles) -> None:
         env = {"HOSTED_URL": provider.url, "HOSTED_API_KEY": "sk-not-a-real-key"}
         with up("--policy", "examples/gateway/policy.yaml", env={**os.environ, **env}) as gateway:
             said = run("examples/gateway/client.py", f"{gateway.url}/v1")
+            picture = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
+            seen = httpx.post(
+                f"{gateway.url}/v1/chat/completions",
+                json={"model": "chat", "messages": [{"role": "user", "content": [picture]}]},
+                headers={"x-slo-ttft-ms": "500"},
+                timeout=60,
+            )
         assert "interactive: " in said and "target tiny" in said
         assert "no goal: One two three" in said and "target mini" in said
         assert "streamed: " in said
+        # The cluster reads no pictures; the route's other candidate is asked before anybody is refused.
+        assert (seen.status_code, seen.headers["x-splitroute-target"]) == (200, "mini"), seen.text
+        assert seen.headers["x-splitroute-attempts"] == "2"
         assert "sk-not-a-real-key" not in "".join(gateway.output)
 
 
