@@ -106,7 +106,6 @@ class Worker:
             self.report_state(idle)
 
     def hello(self) -> Hello:
-
         geometry = self.engine.geometry
         return Hello(
             token=self.config.token,
@@ -154,7 +153,6 @@ class Worker:
                 self.landed(message)
 
     def submit(self, message: Submit) -> None:
-
         asked = msgspec.structs.asdict(message.sampling)
         asked["stop_ids"] = frozenset(asked["stop_ids"])
         asked["logit_bias"] = tuple(asked["logit_bias"])
@@ -222,7 +220,6 @@ class Worker:
             self.start_pull(seq)
 
     def start_pull(self, seq: Sequence) -> None:
-
         source = self.sources[seq.id]
         puller = self.pullers.get(source)
         if puller is None or puller.closed:
@@ -271,7 +268,6 @@ class Worker:
                 log.warning("the KV of request %d was not taken within its lease and is freed", request)
 
     def report_state(self, idle: bool) -> None:
-
         now = time.monotonic()
         sent_at, sent = self._last_state
         if not idle and now - sent_at < _STATE_INTERVAL_S:
