@@ -44,8 +44,7 @@ class Decision:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         facts = asdict(self)
-        facts["class"] = facts.pop("class_name")
-        return facts
+        return {"class" if name == "class_name" else name: value for name, value in facts.items()}
 
     def header(self) -> str:
         """For a response header: at most 256 printable ASCII characters."""

@@ -44,7 +44,8 @@ def _explain(args: argparse.Namespace) -> int:
     import json
     import random
 
-    from policies import Goals, Profile, RouterState, decide
+    from policies import Goals, NoCandidate, NoRoute, Profile, RouterState, decide
+    from router.cli.errors import CliError
     from router.cli.policy import load
 
     policy = load(args.policy)
@@ -57,15 +58,20 @@ def _explain(args: argparse.Namespace) -> int:
         stream=True,
         tokens_by_target={},
     )
-    decision = decide(policy, profile, RouterState(), random.Random(0))
+    try:
+        decision = decide(policy, profile, RouterState(), random.Random(0))
+    except NoRoute as error:
+        raise CliError(str(error), hint=f"--model with a route of {args.policy}") from None
+    except NoCandidate as error:
+        decision = error.decision  # shown all the same: it has each target's reason
     if args.json:
         print(json.dumps(decision.to_dict(), indent=2, ensure_ascii=False))
-        return 0
-    from router.cli.console import out
+    else:
+        from router.cli.console import out
 
-    out().print(f"model {decision.route}, class {decision.class_name}: {decision.reason}", markup=False)
-    out().print(_table(decision))
-    return 0
+        out().print(f"model {decision.route}, class {decision.class_name}: {decision.reason}", markup=False)
+        out().print(_table(decision))
+    return 0 if decision.order else 1
 
 
 def _table(decision: Decision) -> Table:
