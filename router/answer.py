@@ -67,11 +67,6 @@ class Answer:
         return None if self._reply is None else self._reply.transfer
 
     @property
-    def content_type(self) -> str:
-        assert self._reply is not None
-        return self._reply.headers.get("content-type", "application/json")
-
-    @property
     def cost_usd(self) -> float | None:
         price = None if self._target is None else self._target.price
         if price is None or self.usage is None:
