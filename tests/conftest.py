@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
 
@@ -12,6 +14,9 @@ pytest_plugins = ["tests.fakes.fixtures"]
 # A machine that is busy with a model's work draws examples slowly; that says nothing of the code.
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
+
+# A shell that runs the suite in the background has it ignore Ctrl-C, which the processes under test would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
