@@ -83,7 +83,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """Where decode workers pull KV from; None on workers that hand none over."""
     num_blocks: int
     dtype: str
-    attention: str
+    runner: str
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

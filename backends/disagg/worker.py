@@ -93,7 +93,7 @@ class Worker:
                 address=self.server.address if self.server else None,
                 num_blocks=self.engine.scheduler.pool.num_blocks,
                 dtype=self.engine.config.dtype,
-                attention=type(self.engine.attention).__name__,
+                runner=type(self.engine.runner).__name__,
             )
         )
         idle = True

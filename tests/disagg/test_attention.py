@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from backends.disagg.engine import native
-from backends.disagg.engine.attention import ChunkSpan, DecodeRows, NativeAttention, TorchAttention
+from backends.disagg.engine.attention import ChunkSpan, DecodeRows, TorchAttention
 from backends.disagg.engine.kv_cache import KVCache, KVGeometry
+from backends.disagg.engine.native.runner import cache_struct
 
 BLOCK = 16
 
@@ -40,14 +43,44 @@ def rows_of(tables: list[list[int]], lengths: list[int]) -> DecodeRows:
     return DecodeRows(0, padded, torch.tensor(lengths, dtype=torch.int32))
 
 
-def implementations(cache: KVCache, window: int | None = None) -> list[TorchAttention]:
+class NativeDecode:
+    """The compiled kernel, with `TorchAttention.decode`'s face."""
+
+    def __init__(self, cache: KVCache, library: ctypes.CDLL, window: int | None = None) -> None:
+        self.cache, self.window, self.struct = cache, window, cache_struct(cache)
+        self.kernel = getattr(
+            library, {"float32": "paged_decode_f32", "bfloat16": "paged_decode_bf16"}[cache.geometry.dtype]
+        )
+
+    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
+        geometry = self.cache.geometry
+        out = torch.full_like(q, torch.nan)
+        failed = self.kernel(
+            q.contiguous().data_ptr(),
+            self.cache.data[0, layer].data_ptr(),
+            ctypes.byref(self.struct),
+            rows.tables.data_ptr(),
+            rows.tables.shape[1],
+            rows.lengths.data_ptr(),
+            out.data_ptr(),
+            q.shape[0],
+            q.shape[1] // geometry.kv_heads,
+            geometry.head_dim**-0.5,
+            (self.window or 0) if windowed else 0,
+            torch.get_num_threads(),
+        )
+        assert not failed
+        return out
+
+
+def implementations(cache: KVCache, window: int | None = None) -> list[TorchAttention | NativeDecode]:
     library = native.load()
-    found = [TorchAttention(cache, window=window)]
-    return [*found, NativeAttention(cache, library, window=window)] if library else found
+    found: list[TorchAttention | NativeDecode] = [TorchAttention(cache, window=window)]
+    return [*found, NativeDecode(cache, library, window)] if library else found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 80)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 32), (8, 1, 80), (10, 2, 128)])
 def test_decode_attends_to_exactly_the_rows_own_tokens(dtype: str, heads: int, kv_heads: int, head_dim: int) -> None:
     cache = filled_cache(dtype, kv_heads, head_dim)
     tables = [[3], [7, 1], [30, 2, 39, 11], [5]]
@@ -90,7 +123,7 @@ def test_native_decode_is_the_same_bit_for_bit_alone_and_in_a_batch(dtype: str) 
     if library is None:
         pytest.skip("no C compiler: the torch attention is used")
     cache = filled_cache(dtype)
-    attention = NativeAttention(cache, library)
+    attention = NativeDecode(cache, library)
     tables = [[i, (i * 7) % 40, (i * 3 + 1) % 40] for i in range(20)]
     lengths = [1 + (i * 13) % 48 for i in range(20)]
     q = torch.randn(20, 9, 64).to(cache.data.dtype)

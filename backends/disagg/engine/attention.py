@@ -1,18 +1,12 @@
-"""Attention over the paged KV cache, behind one seam: `prefill` for a prompt's chunk, `decode` for single tokens.
-
-`TorchAttention` runs anywhere torch does. `NativeAttention` replaces its decode on CPU with a compiled kernel.
-"""
+"""Attention over the paged KV cache in torch: `prefill` for a prompt's chunk, `decode` for single tokens."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from backends.disagg.engine import native
 from backends.disagg.engine.kv_cache import KVCache
 
 
@@ -42,19 +36,6 @@ class DecodeRows:
     """int32 [rows]: tokens to attend to, the row's own included (its KV is already written)."""
 
 
-class Attention(Protocol):
-    def prefill(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan, windowed: bool = False
-    ) -> torch.Tensor:
-        """q [length, heads, head_dim], k and v [length, kv_heads, head_dim] -> [length, heads, head_dim].
-
-        `windowed` layers see the sliding window only.
-        """
-
-    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
-        """q [rows, heads, head_dim] -> the same shape."""
-
-
 class TorchAttention:
     """`scale` is the softmax's, by default head_dim^-1/2; `window` what windowed layers see, in tokens."""
 
@@ -71,6 +52,10 @@ class TorchAttention:
     def prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, span: ChunkSpan, windowed: bool = False
     ) -> torch.Tensor:
+        """q [length, heads, head_dim], k and v [length, kv_heads, head_dim] -> [length, heads, head_dim].
+
+        `windowed` layers see the sliding window only.
+        """
         mask = span.window_mask if windowed else span.mask
         if span.start:
             total = span.start + span.length
@@ -90,6 +75,7 @@ class TorchAttention:
         return out[0].transpose(0, 1)
 
     def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
+        """q [rows, heads, head_dim] -> the same shape."""
         # One matmul per KV head's group of query heads: with one query token this is far faster than
         # scaled_dot_product_attention on CPU, which has no fast path for it.
         tables = rows.tables.long()
@@ -104,54 +90,3 @@ class TorchAttention:
         weights = scores.masked_fill(beyond[:, None, None], float("-inf")).softmax(-1).to(q.dtype)
         attended: torch.Tensor = weights @ values
         return attended.view(count, heads, dim)
-
-
-class NativeAttention(TorchAttention):
-    """`decode` by `native/paged_attention.c`: float32 and bfloat16, on CPU."""
-
-    def __init__(
-        self, cache: KVCache, library: ctypes.CDLL, scale: float | None = None, window: int | None = None
-    ) -> None:
-        super().__init__(cache, scale, window)
-        geometry = cache.geometry
-        suffix = {"float32": "f32", "bfloat16": "bf16"}[geometry.dtype]
-        self._kernel = getattr(library, f"paged_decode_{suffix}")
-        self._v_offset = geometry.kv_heads * geometry.block_size * geometry.head_dim
-        self._block_stride = geometry.layers * 2 * self._v_offset
-        self._layer_bytes = 2 * self._v_offset * geometry.torch_dtype.itemsize
-
-    def decode(self, q: torch.Tensor, layer: int, rows: DecodeRows, windowed: bool = False) -> torch.Tensor:
-        geometry = self.cache.geometry
-        q = q.contiguous()
-        out = torch.empty_like(q)
-        count, heads, dim = q.shape
-        failed = self._kernel(
-            q.data_ptr(),
-            self.cache.data.data_ptr() + layer * self._layer_bytes,
-            self._block_stride,
-            self._v_offset,
-            rows.tables.data_ptr(),
-            rows.tables.shape[1],
-            rows.lengths.data_ptr(),
-            out.data_ptr(),
-            count,
-            geometry.kv_heads,
-            heads // geometry.kv_heads,
-            dim,
-            geometry.block_size,
-            self.scale,
-            self.window or 0 if windowed else 0,
-            torch.get_num_threads(),
-        )
-        if failed:
-            raise MemoryError("no memory for the attention scores of a decode step")
-        return out
-
-
-def choose_attention(cache: KVCache, scale: float | None = None, window: int | None = None) -> Attention:
-    """The fastest implementation that runs here."""
-    if cache.data.device.type == "cpu" and cache.geometry.dtype in ("float32", "bfloat16"):
-        library = native.load()
-        if library is not None:
-            return NativeAttention(cache, library, scale, window)
-    return TorchAttention(cache, scale, window)

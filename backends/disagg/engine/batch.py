@@ -29,8 +29,6 @@ class Batch:
     """int64: the rows whose next token is wanted."""
     sampled: list[Sequence]
     """The sequences of the sample rows."""
-    singles: int
-    """The first row that is a single token; the number of rows where none is."""
 
 
 def build_batch(
@@ -74,7 +72,6 @@ def build_batch(
         decode=_decode_rows(first_single, tables, lengths, device) if tables else None,
         sample_rows=torch.tensor(sample_rows, dtype=torch.int64, device=device),
         sampled=sampled,
-        singles=first_single,
     )
 
 

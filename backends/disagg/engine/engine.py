@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from backends.disagg.engine.attention import choose_attention
-from backends.disagg.engine.batch import build_batch
 from backends.disagg.engine.blocks import BlockPool
 from backends.disagg.engine.kv_cache import KVCache, KVGeometry
-from backends.disagg.engine.linear import choose_linear
 from backends.disagg.engine.models import ARCHITECTURES
 from backends.disagg.engine.models.decoder import Decoder
+from backends.disagg.engine.runner import choose_runner
 from backends.disagg.engine.sampler import sample
 from backends.disagg.engine.scheduler import Chunk, Scheduler
 from backends.disagg.engine.sequence import Sequence
@@ -73,7 +71,7 @@ class Engine:
         if model_config.architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             raise ValueError(f"architecture {model_config.architecture!r} is not supported; supported: {known}")
-        self.model = Decoder(
+        decoder = Decoder(
             ARCHITECTURES[model_config.architecture],
             model_config,
             weights,
@@ -90,8 +88,7 @@ class Engine:
         )
         num_blocks = -(-config.kv_tokens // config.block_size)
         self.cache = KVCache(self.geometry, num_blocks, self.device)
-        self.attention = choose_attention(self.cache, model_config.attention_scale, model_config.window)
-        self.linear = choose_linear(self.dtype, self.device)
+        self.runner = choose_runner(decoder, self.cache, config.max_model_len)
         self.scheduler = Scheduler(
             BlockPool(num_blocks, config.block_size),
             max_batch=config.max_batch,
@@ -111,9 +108,8 @@ class Engine:
         result = StepResult(chunks=step.prefill, receive=step.receive, idle=step.empty)
         if not (step.prefill or step.decode):
             return result
-        batch = build_batch(step, self.config.block_size, self.dtype, self.device, self.model.config.window)
-        logits = self.model.forward(batch, self.cache, self.attention, self.linear)
-        drawn = dict(zip(batch.sampled, sample(logits, batch.sampled), strict=True))
+        logits, sampled = self.runner.run(step)
+        drawn = dict(zip(sampled, sample(logits, sampled), strict=True))
         for chunk in step.prefill:
             self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), result)
         for seq in step.decode:

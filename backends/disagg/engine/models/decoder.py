@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from backends.disagg.engine.attention import Attention
+from backends.disagg.engine.attention import TorchAttention
 from backends.disagg.engine.batch import Batch
 from backends.disagg.engine.kv_cache import KVCache
-from backends.disagg.engine.linear import Linear
+from backends.disagg.engine.linear import linear
 from backends.disagg.engine.models.rope import apply_rope, rope_table
 from backends.disagg.engine.models.variant import Variant
 
@@ -118,10 +118,9 @@ class Decoder:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
 
-    def forward(self, batch: Batch, cache: KVCache, attention: Attention, linear: Linear) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: KVCache, attention: TorchAttention) -> torch.Tensor:
         """Compute all rows of `batch`, writing their KV; logits float32 [len(batch.sample_rows), vocab]."""
         config = self.config
-        singles = batch.singles
         x = F.embedding(batch.tokens, self.embedding)
         if self._scale is not None:
             x = x * self._scale
@@ -133,7 +132,7 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             windowed = config.windowed(index)
             cos, sin = local_rope if windowed else rope
-            qkv = linear(self._norm(x, layer.attention_norm), layer.qkv, singles)
+            qkv = linear(self._norm(x, layer.attention_norm), layer.qkv)
             if layer.qkv_bias is not None:
                 qkv = qkv + layer.qkv_bias
             qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
@@ -160,13 +159,13 @@ class Decoder:
             if batch.decode is not None:
                 attended.append(attention.decode(q[batch.decode.row :], index, batch.decode, windowed))
             merged = attended[0] if len(attended) == 1 else torch.cat(attended)
-            added = linear(merged.reshape(-1, heads * dim), layer.output, singles)
+            added = linear(merged.reshape(-1, heads * dim), layer.output)
             if layer.output_bias is not None:
                 added = added + layer.output_bias
             x = x + (added if layer.post_attention_norm is None else self._norm(added, layer.post_attention_norm))
-            gate, up = linear(self._norm(x, layer.mlp_norm), layer.gate_up, singles).chunk(2, dim=-1)
+            gate, up = linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             gate = F.silu(gate) if self.variant.activation == "silu" else F.gelu(gate, approximate="tanh")
-            added = linear(gate * up, layer.down, singles)
+            added = linear(gate * up, layer.down)
             x = x + (added if layer.post_mlp_norm is None else self._norm(added, layer.post_mlp_norm))
         chosen = self._norm(x[batch.sample_rows], self.final_norm)
-        return linear(chosen, self.head, 0).float()
+        return linear(chosen, self.head).float()

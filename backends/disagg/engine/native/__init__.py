@@ -1,4 +1,4 @@
-"""Builds and binds the C kernels at first use, where there is a C compiler.
+"""Builds and binds the compiled forward pass at first use, where there is a C compiler.
 
 The library lies in the user's cache under a name made of the source, the compiler and the processor, so
 it is built once a machine. `load` returns None where it cannot be had (no compiler, a compiler that
@@ -22,11 +22,11 @@ from backends.cache import cache_dir
 
 log = logging.getLogger("splitroute.native")
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("paged_attention.c", "skinny_linear.c"))
-# What lets sums be vectorised. Not -ffast-math as a whole: a library linked with it flushes denormal numbers
-# to zero in every thread that loads it, in other people's code too.
-_FAST_SUMS = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
-_FLAGS = ("-O3", "-march=native", *_FAST_SUMS, "-freciprocal-math", "-shared", "-fPIC")
+_SOURCE = Path(__file__).with_name("engine.c")
+_INCLUDED = tuple(_SOURCE.with_name(name) for name in ("lanes.h", "linear.h", "attention.h", "forward.h"))
+# Not -ffast-math: a library linked with it flushes denormal numbers to zero in every thread that loads it, in
+# other people's code too, and sums would no longer be taken in the order that is written.
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 
 
 def _processor() -> str:
@@ -43,7 +43,7 @@ def _build(compiler: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         for extra in (("-fopenmp",), ()):  # Apple's clang has no OpenMP
-            command = [compiler, *_FLAGS, *extra, "-o", str(built), *map(str, _SOURCES), "-lm"]
+            command = [compiler, *_FLAGS, *extra, "-o", str(built), str(_SOURCE), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             if done.returncode == 0:
                 built.replace(target)  # atomic: two workers may build at once
@@ -57,7 +57,8 @@ def load() -> ctypes.CDLL | None:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if os.environ.get("SPLITROUTE_NATIVE") == "0" or compiler is None:
         return None
-    made_of = b"".join(source.read_bytes() for source in _SOURCES) + f"{compiler} {_FLAGS} {_processor()}".encode()
+    sources = b"".join(source.read_bytes() for source in (_SOURCE, *_INCLUDED))
+    made_of = sources + f"{compiler} {_FLAGS} {_processor()}".encode()
     target = cache_dir() / "native" / f"kernels-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     try:
         if not target.exists():
@@ -66,14 +67,12 @@ def load() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("native kernels not available, using torch: %s", error)
         return None
-    pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
-    for name in ("paged_decode_f32", "paged_decode_bf16"):
-        function = getattr(library, name)
-        function.restype = integer
-        function.argtypes = [pointer, pointer, long, long, pointer, integer, pointer, pointer]
-        function.argtypes += [integer] * 5 + [ctypes.c_float, integer, integer]
-    for name in ("skinny_linear_f32", "skinny_linear_bf16"):
-        function = getattr(library, name)
-        function.restype = integer
-        function.argtypes = [pointer] * 3 + [integer] * 4
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    for suffix in ("f32", "bf16"):
+        getattr(library, f"forward_{suffix}").argtypes = [pointer] * 4 + [integer]
+        getattr(library, f"pack_{suffix}").argtypes = [pointer] * 2 + [integer] * 2
+        getattr(library, f"linear_rows_{suffix}").argtypes = [pointer] * 2 + [integer, pointer, integer]
+        decode = getattr(library, f"paged_decode_{suffix}")
+        decode.argtypes = [pointer] * 4 + [integer, pointer, pointer, integer, integer, ctypes.c_float]
+        decode.argtypes += [integer] * 2
     return library

@@ -1,0 +1,143 @@
+"""Runs a step on the CPU in one call of the compiled forward pass (`engine.c`)."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from typing import TYPE_CHECKING
+
+import torch
+
+from backends.disagg.engine.kv_cache import KVCache
+from backends.disagg.engine.models.decoder import Decoder
+from backends.disagg.engine.models.rope import rope_table
+from backends.disagg.engine.native import structs
+from backends.disagg.engine.scheduler import Step
+from backends.disagg.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from backends.models import ModelConfig
+
+_EVEN = 16
+
+
+def takes(config: ModelConfig) -> bool:
+    """Whether the kernels' vectors divide the model's sizes; they do in every model we know of."""
+    return not (config.head_dim % _EVEN or config.hidden_size % 2 or config.intermediate_size % 2)
+
+
+def cache_struct(cache: KVCache) -> structs.Cache:
+    geometry = cache.geometry
+    v_offset = geometry.kv_heads * geometry.block_size * geometry.head_dim
+    return structs.Cache(
+        data=cache.data.data_ptr(),
+        block_stride=geometry.layers * 2 * v_offset,
+        layer_stride=2 * v_offset,
+        v_offset=v_offset,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        block_size=geometry.block_size,
+    )
+
+
+class NativeRunner:
+    """Takes `decoder`'s weights over: they are packed layer by layer and then dropped, so they exist once."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, library: ctypes.CDLL, max_len: int) -> None:
+        config, variant = decoder.config, decoder.variant
+        weights = structs.Weights(library, cache.geometry.torch_dtype)
+        embedding = weights.linear(decoder.embedding)
+        head = embedding if decoder.head is decoder.embedding else weights.linear(decoder.head)
+        half = config.head_dim // 2
+
+        def table(theta: float, scaling: dict[str, object] | None) -> tuple[int | None, ...]:
+            return tuple(
+                weights.pointer(part[:, :half]) for part in rope_table(config.head_dim, max_len, theta, scaling)
+            )
+
+        cos, sin = table(config.rope_theta, config.rope_scaling)
+        local = (cos, sin) if config.local_rope_theta is None else table(config.local_rope_theta, None)
+        self._layers = (structs.Layer * config.num_layers)()
+        for index in range(config.num_layers):
+            layer = decoder.layers.pop(0)
+            gate, up = layer.gate_up.chunk(2)
+            self._layers[index] = structs.Layer(
+                qkv=weights.linear(layer.qkv, layer.qkv_bias),
+                output=weights.linear(layer.output, layer.output_bias),
+                gate=weights.linear(gate),
+                up=weights.linear(up),
+                down=weights.linear(layer.down),
+                attention_norm=weights.pointer(layer.attention_norm),
+                mlp_norm=weights.pointer(layer.mlp_norm),
+                post_attention_norm=weights.pointer(layer.post_attention_norm),
+                post_mlp_norm=weights.pointer(layer.post_mlp_norm),
+                q_norm=weights.pointer(layer.q_norm),
+                k_norm=weights.pointer(layer.k_norm),
+                windowed=config.windowed(index),
+            )
+        self._model = structs.Model(
+            layer=ctypes.addressof(self._layers),
+            embedding=embedding,
+            head=head,
+            final_norm=weights.pointer(decoder.final_norm),
+            cos=cos,
+            sin=sin,
+            local_cos=local[0],
+            local_sin=local[1],
+            layers=config.num_layers,
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            gelu=variant.activation != "silu",
+            window=config.window or 0,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+            embedding_scale=config.hidden_size**0.5 if variant.embedding_scaled else 1.0,
+        )
+        self._cache = cache_struct(cache)
+        self._weights = weights
+        self._forward = getattr(library, f"forward_{weights.suffix}")
+        self._vocabulary = decoder.head.shape[0]
+        self._block_size = cache.geometry.block_size
+
+    def run(self, step: Step) -> tuple[torch.Tensor, list[Sequence]]:
+        size = self._block_size
+        tokens, positions, blocks = array("i"), array("i"), array("i")
+        tables, spans, sample_rows = array("i"), array("i"), array("i")
+        sampled: list[Sequence] = []
+        for chunk in step.prefill:
+            seq, end = chunk.seq, chunk.start + chunk.length
+            spans.extend((len(tokens), chunk.start, chunk.length, len(tables), 0))
+            tables.extend(seq.blocks[: -(-end // size)])
+            tokens.extend(seq.tokens[chunk.start : end])
+            positions.extend(range(chunk.start, end))
+            blocks.extend(seq.blocks[at // size] for at in range(chunk.start, end))
+            if chunk.last:
+                sample_rows.append(len(tokens) - 1)
+                sampled.append(seq)
+        for seq in step.decode:
+            at, row = seq.computed, len(tokens)
+            spans.extend((row, at, 1, len(tables), 1))
+            tables.extend(seq.blocks)
+            tokens.append(seq.tokens[at])
+            positions.append(at)
+            blocks.append(seq.blocks[at // size])
+            sample_rows.append(row)
+            sampled.append(seq)
+        logits = torch.empty(len(sample_rows), self._vocabulary)
+        parts = (tokens, positions, blocks, tables, sample_rows, spans)
+        laid_out = structs.Step(
+            *(part.buffer_info()[0] for part in parts),
+            rows=len(tokens),
+            spans=len(spans) // 5,
+            samples=len(sample_rows),
+        )
+        failed = self._forward(
+            ctypes.byref(self._model),
+            ctypes.byref(self._cache),
+            ctypes.byref(laid_out),
+            logits.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError(f"no memory for the scratch of a step of {len(tokens)} tokens")
+        return logits, sampled
