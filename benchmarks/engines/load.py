@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import statistics
@@ -21,7 +22,8 @@ class Parameters:
     repeats: int = 3
     max_model_len: int = 4096
     max_batch: int = 64
-    quantization: str | None = None
+    core: int = 0
+    """The one processor core it all runs on."""
 
 
 class EngineUnderLoad(Protocol):
@@ -32,6 +34,12 @@ class EngineUnderLoad(Protocol):
         """One step of the engine; how many tokens it gave."""
 
     def busy(self) -> bool: ...
+
+
+def pin(parameters: Parameters) -> None:
+    """Keep this process on its core, before any library starts threads."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {parameters.core})
 
 
 def _drain(engine: EngineUnderLoad) -> None:

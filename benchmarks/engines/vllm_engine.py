@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-from load import Parameters, measure
+from load import Parameters, measure, pin
 from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore[import-not-found]
 
 
@@ -45,5 +45,6 @@ class VLLM:
 
 if __name__ == "__main__":
     parameters = Parameters(**json.loads(sys.argv[2]))
+    pin(parameters)
     result: dict[str, Any] = measure(VLLM(sys.argv[1], parameters), parameters)
     print("RESULT " + json.dumps(result), flush=True)
