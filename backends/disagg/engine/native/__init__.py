@@ -70,8 +70,10 @@ def load() -> ctypes.CDLL | None:
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     for suffix in ("f32", "bf16"):
         getattr(library, f"forward_{suffix}").argtypes = [pointer] * 4 + [integer]
-        getattr(library, f"pack_{suffix}").argtypes = [pointer] * 2 + [integer] * 2
-        getattr(library, f"linear_rows_{suffix}").argtypes = [pointer] * 2 + [integer, pointer, integer]
+        pack, linear_rows = getattr(library, f"pack_{suffix}"), getattr(library, f"linear_rows_{suffix}")
+        pack.argtypes = [pointer] * 2 + [integer] * 2
+        linear_rows.argtypes = [pointer] * 2 + [integer, pointer, integer]
+        pack.restype = linear_rows.restype = None
         decode = getattr(library, f"paged_decode_{suffix}")
         decode.argtypes = [pointer] * 4 + [integer, pointer, pointer, integer, integer, ctypes.c_float]
         decode.argtypes += [integer] * 2

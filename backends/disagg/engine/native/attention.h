@@ -7,7 +7,7 @@
 #define PREFILL PICK_NAME(prefill_)
 #define DOT_ROW PICK_NAME(dot_row_)
 
-/* The lanes whose sum is q · k over `dim` elements; q is zero from `dim` to the next full vector. */
+/* The lanes whose sum is q · k over `dim` elements. */
 INLINE lanes DOT_ROW(const T *q, const T *k, int dim) {
     lanes total = {0};
     int j = 0;
@@ -48,19 +48,8 @@ static void DECODE_ONE(const T *q, const T *kv, const struct cache *c, const int
         }
     }
     for (int g = 0; g < group; g++) {
-        float *s = scores + (long)g * span, top = -INFINITY;
-        for (int t = 0; t < begin - first; t++) s[t] = -INFINITY;
-        for (int t = length - first; t < span; t++) s[t] = -INFINITY;
-        lanes tops = all(-INFINITY), totals = {0};
-        for (int t = 0; t < span; t += LANES) tops = at_least(load(s + t), tops);
-        for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
-        for (int t = 0; t < span; t += LANES) {
-            lanes v = load(s + t);
-            v = choose(v > all(-INFINITY), exp_lanes(v - top), (lanes){0});
-            totals += v;
-            store(s + t, v);
-        }
-        float inverse = 1.f / sum(totals);
+        float *s = scores + (long)g * span;
+        float inverse = exponentials(s, begin - first, length - first, span, 1.f);
         for (int t = 0; t < span; t += LANES) store(s + t, load(s + t) * inverse);
     }
     /* Two vectors of the head at a time, for up to four query heads: their sums stay in registers. */
@@ -103,8 +92,8 @@ static void PREFILL(const T *q, const T *kv, const struct cache *c, const int32_
                     T *out, int heads, float scale, int window, T *keys, T *values, float *scores, T *shares) {
     int dim = c->head_dim, size = c->block_size, group = heads / c->kv_heads, total = start + length;
     int low = window > 0 && start + 1 > window ? (start + 1 - window) / PANEL * PANEL : 0;
-    int panels = (total - low + PANEL - 1) / PANEL, padded = panels * PANEL;
-    int v_panels = (dim + PANEL - 1) / PANEL, tiles = (length + TILE - 1) / TILE;
+    int panels = PANELS(total - low), padded = panels * PANEL;
+    int v_panels = PANELS(dim), tiles = (length + TILE - 1) / TILE;
     for (int h = 0; h < c->kv_heads; h++) {
 #pragma omp for schedule(static)
         for (int p = 0; p < panels; p++)
@@ -124,26 +113,16 @@ static void PREFILL(const T *q, const T *kv, const struct cache *c, const int32_
         for (int unit = tiles * group - 1; unit >= 0; unit--) { /* the longest first */
             int row = unit / group * TILE, head = h * group + unit % group;
             int rows = length - row < TILE ? length - row : TILE;
-            int last = start + row + rows, wanted = (last - low + PANEL - 1) / PANEL;
+            int last = start + row + rows, wanted = PANELS(last - low);
             float inverse[TILE];
             for (int p = 0; p < wanted; p++)
                 PANEL_ROWS(rows, q + ((long)row * heads + head) * dim, (long)heads * dim,
                            keys + (long)p * PANEL * dim, dim, scores + p * PANEL, padded);
             for (int r = 0; r < rows; r++) {
-                float *s = scores + (long)r * padded, top = -INFINITY;
+                float *s = scores + (long)r * padded;
                 int end = start + row + r + 1 - low, begin = window > 0 && end > window ? end - window : 0;
-                for (int t = 0; t < begin; t++) s[t] = -INFINITY;
-                for (int t = end; t < wanted * PANEL; t++) s[t] = -INFINITY;
-                lanes tops = all(-INFINITY), totals = {0};
-                for (int t = 0; t < wanted * PANEL; t += LANES) tops = at_least(load(s + t), tops);
-                for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
-                for (int t = 0; t < wanted * PANEL; t += LANES) {
-                    lanes v = load(s + t);
-                    v = choose(v > all(-INFINITY), exp_lanes((v - top) * scale), (lanes){0});
-                    totals += v;
-                    STORE(shares + (long)r * padded + t, v);
-                }
-                inverse[r] = 1.f / sum(totals);
+                inverse[r] = exponentials(s, begin, end, wanted * PANEL, scale);
+                for (int t = 0; t < wanted * PANEL; t += LANES) STORE(shares + (long)r * padded + t, load(s + t));
             }
             for (int p = 0; p < v_panels; p++) {
                 float part[TILE][PANEL];

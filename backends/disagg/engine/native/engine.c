@@ -50,7 +50,7 @@ static char *cut(char **from, long bytes) {
     return piece;
 }
 static long most(long a, long b) { return a > b ? a : b; }
-static long padded(long tokens) { return (tokens + PANEL - 1) / PANEL * PANEL; }
+static long padded(long tokens) { return PANELS(tokens) * PANEL; }
 
 /* The tokens that the longest chunk and the longest single row attend to. */
 static void longest(const struct step *s, long *chunk, long *single) {

@@ -3,7 +3,10 @@
  *
  * It is held against `models/decoder.py`, which says the same in torch.
  */
+#define INVERSE_RMS PICK_NAME(inverse_rms_)
 #define NORM PICK_NAME(norm_)
+#define NORM_IN_PLACE PICK_NAME(norm_in_place_)
+#define ADD_NORMED PICK_NAME(add_normed_)
 #define EMBED PICK_NAME(embed_)
 #define ROTATE PICK_NAME(rotate_)
 #define ATTEND PICK_NAME(attend_)
@@ -11,7 +14,7 @@
 #define LAYER PICK_NAME(layer_)
 
 /* RMSNorm (Zhang and Sennrich 2019) of one row. */
-INLINE float PICK_NAME(inverse_rms_)(const float *x, int width, float eps) {
+INLINE float INVERSE_RMS(const float *x, int width, float eps) {
     lanes squares = {0};
     float rest = 0.f;
     int j = 0;
@@ -20,12 +23,17 @@ INLINE float PICK_NAME(inverse_rms_)(const float *x, int width, float eps) {
     return 1.f / sqrtf((sum(squares) + rest) / (float)width + eps);
 }
 static void NORM(const float *x, const float *weight, int width, float eps, T *out) {
-    float by = PICK_NAME(inverse_rms_)(x, width, eps);
+    float by = INVERSE_RMS(x, width, eps);
     for (int j = 0; j < width; j++) out[j] = FROM_FLOAT(x[j] * by * weight[j]);
 }
-static void PICK_NAME(norm_in_place_)(float *x, const float *weight, int width, float eps) {
-    float by = PICK_NAME(inverse_rms_)(x, width, eps);
+static void NORM_IN_PLACE(float *x, const float *weight, int width, float eps) {
+    float by = INVERSE_RMS(x, width, eps);
     for (int j = 0; j < width; j++) x[j] = x[j] * by * weight[j];
+}
+/* x += the norm of `added`, which is overwritten. */
+static void ADD_NORMED(float *x, float *added, const float *weight, int width, float eps) {
+    NORM_IN_PLACE(added, weight, width, eps);
+    for (int j = 0; j < width; j++) x[j] += added[j];
 }
 
 /* A row of the embedding out of its panels: a tied head and the embedding are one copy. */
@@ -44,7 +52,7 @@ static void ROTATE(const struct model *m, const struct layer *l, const struct ca
     for (int h = 0; h < m->heads + c->kv_heads; h++) {
         float *x = qkv + (long)h * dim;
         const float *norm = h < m->heads ? l->q_norm : l->k_norm;
-        if (norm) PICK_NAME(norm_in_place_)(x, norm, dim, m->eps);
+        if (norm) NORM_IN_PLACE(x, norm, dim, m->eps);
         T *to = h < m->heads ? q + (long)h * dim : k + (long)(h - m->heads) * c->block_size * dim;
         for (int j = 0; j < half; j++) {
             to[j] = FROM_FLOAT(x[j] * cos[j] - x[j + half] * sin[j]);
@@ -80,7 +88,7 @@ static void ATTEND(const struct model *m, const struct layer *l, const struct ca
 
 /* out = act(x · gateᵀ) * (x · upᵀ), a panel of both at a time. */
 static void GATED(const struct model *m, const struct layer *l, const T *x, int rows, T *out) {
-    int in = m->hidden, outs = l->gate.outs, panels = (outs + PANEL - 1) / PANEL;
+    int in = m->hidden, outs = l->gate.outs, panels = PANELS(outs);
     const T *gate = l->gate.weights, *up = l->up.weights;
 #pragma omp for schedule(static)
     for (int p = 0; p < panels; p++) {
@@ -123,21 +131,15 @@ static void LAYER(const struct model *m, int index, const struct cache *c, const
 #pragma omp for schedule(static)
     for (int r = 0; r < s->rows; r++) {
         float *x = room->x + (long)r * m->hidden, *added = wide + (long)r * m->hidden;
-        if (l->post_attention_norm) {
-            PICK_NAME(norm_in_place_)(added, l->post_attention_norm, m->hidden, m->eps);
-            for (int j = 0; j < m->hidden; j++) x[j] += added[j];
-        }
+        if (l->post_attention_norm) ADD_NORMED(x, added, l->post_attention_norm, m->hidden, m->eps);
         NORM(x, l->mlp_norm, m->hidden, m->eps, narrow + (long)r * m->hidden);
     }
     GATED(m, l, narrow, s->rows, room->gated);
     LINEAR(&l->down, room->gated, s->rows, l->post_mlp_norm ? wide : room->x, !l->post_mlp_norm);
     if (l->post_mlp_norm) {
 #pragma omp for schedule(static)
-        for (int r = 0; r < s->rows; r++) {
-            float *x = room->x + (long)r * m->hidden, *added = wide + (long)r * m->hidden;
-            PICK_NAME(norm_in_place_)(added, l->post_mlp_norm, m->hidden, m->eps);
-            for (int j = 0; j < m->hidden; j++) x[j] += added[j];
-        }
+        for (int r = 0; r < s->rows; r++)
+            ADD_NORMED(room->x + (long)r * m->hidden, wide + (long)r * m->hidden, l->post_mlp_norm, m->hidden, m->eps);
     }
 }
 

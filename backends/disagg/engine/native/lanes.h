@@ -17,6 +17,7 @@
 #define TILE 6
 #endif
 #define PANEL (2 * LANES) /* outputs a microkernel computes */
+#define PANELS(outs) (((outs) + PANEL - 1) / PANEL)
 
 typedef float lanes __attribute__((vector_size(LANES * 4)));
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
@@ -113,5 +114,23 @@ INLINE lanes exp_lanes(lanes x) {
     p = p * x + 5.0000001201e-1f;
     p = p * x * x + x + 1.0f;
     return p * (lanes)((n + 127) << 23);
+}
+
+/* s[begin .. end) of `count` scores, a multiple of LANES, become e^(scale * (s - their greatest)) and the others 0.
+ * Returns 1 / their sum, by which the softmax (or what is computed with it) is to be multiplied. */
+static inline float exponentials(float *s, int begin, int end, int count, float scale) {
+    lanes tops = all(-INFINITY), totals = {0};
+    float top = -INFINITY;
+    for (int t = 0; t < begin; t++) s[t] = -INFINITY;
+    for (int t = end; t < count; t++) s[t] = -INFINITY;
+    for (int t = 0; t < count; t += LANES) tops = at_least(load(s + t), tops);
+    for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+    for (int t = 0; t < count; t += LANES) {
+        lanes v = load(s + t);
+        v = choose(v > all(-INFINITY), exp_lanes((v - top) * scale), (lanes){0});
+        totals += v;
+        store(s + t, v);
+    }
+    return 1.f / sum(totals);
 }
 #endif

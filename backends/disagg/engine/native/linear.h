@@ -71,7 +71,7 @@ static void PANEL_ROWS(int rows, const T *x, long ldx, const T *w, int in, float
 
 /* Called by every thread of a parallel region. out [rows][outs] = or += x · wᵀ + bias. */
 static void LINEAR(const struct linear *l, const T *x, int rows, float *out, int add) {
-    int panels = (l->outs + PANEL - 1) / PANEL;
+    int panels = PANELS(l->outs);
     const T *weights = l->weights;
 #pragma omp for schedule(static)
     for (int p = 0; p < panels; p++) {
@@ -93,7 +93,7 @@ static void LINEAR(const struct linear *l, const T *x, int rows, float *out, int
 
 /* w [outs][in] -> panels; the last one is filled with zeros. */
 void PACK(const T *w, T *packed, int in, int outs) {
-    int panels = (outs + PANEL - 1) / PANEL;
+    int panels = PANELS(outs);
     for (int p = 0; p < panels; p++)
         for (int j = 0; j < in; j += PER)
             for (int o = 0; o < PANEL; o++)
@@ -103,8 +103,7 @@ void PACK(const T *w, T *packed, int in, int outs) {
                 }
 }
 
-int PICK_NAME(linear_rows_)(const struct linear *l, const T *x, int rows, float *out, int threads) {
+void PICK_NAME(linear_rows_)(const struct linear *l, const T *x, int rows, float *out, int threads) {
 #pragma omp parallel num_threads(threads)
     LINEAR(l, x, rows, out, 0);
-    return 0;
 }

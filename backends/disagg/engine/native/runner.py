@@ -28,11 +28,11 @@ def takes(config: ModelConfig) -> bool:
 
 def cache_struct(cache: KVCache) -> structs.Cache:
     geometry = cache.geometry
-    v_offset = geometry.kv_heads * geometry.block_size * geometry.head_dim
+    block_stride, layer_stride, v_offset = cache.data.stride()[:3]
     return structs.Cache(
         data=cache.data.data_ptr(),
-        block_stride=geometry.layers * 2 * v_offset,
-        layer_stride=2 * v_offset,
+        block_stride=block_stride,
+        layer_stride=layer_stride,
         v_offset=v_offset,
         kv_heads=geometry.kv_heads,
         head_dim=geometry.head_dim,
