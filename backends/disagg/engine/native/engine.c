@@ -36,7 +36,6 @@ struct step {
     const struct span *span;
     int rows, spans, samples;
 };
-enum { MAX_THREADS = 256 };
 
 /* Scratch memory: `block` is everybody's, `own` a thread's. */
 struct room {

@@ -147,7 +147,7 @@ static void LAYER(const struct model *m, int index, const struct cache *c, const
 int PICK_NAME(forward_)(const struct model *m, const struct cache *c, const struct step *s, float *logits,
                         int threads) {
     struct room shared;
-    int failed = !make_room(&shared, m, c, s, sizeof(T)) || threads > MAX_THREADS;
+    int failed = !make_room(&shared, m, c, s, sizeof(T));
 #pragma omp parallel num_threads(threads)
     {
         struct room room = shared;
