@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,47 +32,68 @@ class Batch:
     """The sequences of the sample rows."""
 
 
+@dataclass(slots=True)
+class Rows:
+    """What every runner needs to know of a step's rows: prompt chunks first, then single tokens. int32."""
+
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    positions: array[int] = field(default_factory=lambda: array("i"))
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    """The KV block each row's key and value go to."""
+    first: list[int] = field(default_factory=list)
+    """The first row of each prompt chunk, then that of each sequence that decodes."""
+    sample_rows: array[int] = field(default_factory=lambda: array("i"))
+    sampled: list[Sequence] = field(default_factory=list)
+
+
+def lay_out(step: Step, block_size: int) -> Rows:
+    """Give each token of `step` its row."""
+    rows = Rows()
+
+    def add(seq: Sequence, start: int, end: int, sampled: bool) -> None:
+        rows.first.append(len(rows.tokens))
+        rows.tokens.extend(seq.tokens[start:end])
+        rows.positions.extend(range(start, end))
+        rows.blocks.extend(seq.blocks[at // block_size] for at in range(start, end))
+        if sampled:
+            rows.sample_rows.append(len(rows.tokens) - 1)
+            rows.sampled.append(seq)
+
+    for chunk in step.prefill:
+        add(chunk.seq, chunk.start, chunk.start + chunk.length, chunk.last)
+    for seq in step.decode:
+        add(seq, seq.computed, seq.computed + 1, True)
+    return rows
+
+
 def build_batch(
     step: Step, block_size: int, dtype: torch.dtype, device: torch.device, window: int | None = None
 ) -> Batch:
-    """Lay out `step`, with masks for layers that see `window` tokens only, where the model has such."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    blocks: list[int] = []
-    spans: list[ChunkSpan] = []
-    sample_rows: list[int] = []
-    sampled: list[Sequence] = []
-    for chunk in step.prefill:
-        seq, row, end = chunk.seq, len(tokens), chunk.start + chunk.length
-        tokens += seq.tokens[chunk.start : end]
-        positions += range(chunk.start, end)
-        blocks += [seq.blocks[at // block_size] for at in range(chunk.start, end)]
-        spans.append(_span(chunk.start, chunk.length, row, seq.blocks, block_size, dtype, device, window))
-        if chunk.last:
-            sample_rows.append(len(tokens) - 1)
-            sampled.append(seq)
-    first_single = len(tokens)
-    tables: list[list[int]] = []
-    lengths: list[int] = []
-    for seq in step.decode:
-        at = seq.computed
-        sample_rows.append(len(tokens))
-        sampled.append(seq)
-        tokens.append(seq.tokens[at])
-        positions.append(at)
-        blocks.append(seq.blocks[at // block_size])
-        tables.append(seq.blocks)
-        lengths.append(at + 1)
-    at_positions = torch.tensor(positions, device=device)
+    """`step` as tensors, with masks for layers that see `window` tokens only, where the model has such."""
+    rows = lay_out(step, block_size)
+
+    def tensor(values: array[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    spans = [
+        _span(chunk.start, chunk.length, row, chunk.seq.blocks, block_size, dtype, device, window)
+        for chunk, row in zip(step.prefill, rows.first, strict=False)
+    ]
+    decode = None
+    if step.decode:
+        tables = [seq.blocks for seq in step.decode]
+        lengths = [seq.computed + 1 for seq in step.decode]
+        decode = _decode_rows(rows.first[len(step.prefill)], tables, lengths, device)
+    positions = tensor(rows.positions)
     return Batch(
-        tokens=torch.tensor(tokens, device=device),
-        positions=at_positions,
-        slot_blocks=torch.tensor(blocks, device=device),
-        slot_offsets=at_positions % block_size,
+        tokens=tensor(rows.tokens),
+        positions=positions,
+        slot_blocks=tensor(rows.blocks),
+        slot_offsets=positions % block_size,
         prefill=spans,
-        decode=_decode_rows(first_single, tables, lengths, device) if tables else None,
-        sample_rows=torch.tensor(sample_rows, dtype=torch.int64, device=device),
-        sampled=sampled,
+        decode=decode,
+        sample_rows=tensor(rows.sample_rows),
+        sampled=rows.sampled,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from backends.disagg.engine.batch import lay_out
 from backends.disagg.engine.kv_cache import KVCache
 from backends.disagg.engine.models.decoder import Decoder
 from backends.disagg.engine.models.rope import rope_table
@@ -100,37 +101,23 @@ class NativeRunner:
         self._block_size = cache.geometry.block_size
 
     def run(self, step: Step) -> tuple[torch.Tensor, list[Sequence]]:
-        size = self._block_size
-        tokens, positions, blocks = array("i"), array("i"), array("i")
-        tables, spans, sample_rows = array("i"), array("i"), array("i")
-        sampled: list[Sequence] = []
+        rows = lay_out(step, self._block_size)
+        tables, spans = array("i"), array("i")
+        row = iter(rows.first)
         for chunk in step.prefill:
-            seq, end = chunk.seq, chunk.start + chunk.length
-            spans.extend((len(tokens), chunk.start, chunk.length, len(tables), 0))
-            tables.extend(seq.blocks[: -(-end // size)])
-            tokens.extend(seq.tokens[chunk.start : end])
-            positions.extend(range(chunk.start, end))
-            blocks.extend(seq.blocks[at // size] for at in range(chunk.start, end))
-            if chunk.last:
-                sample_rows.append(len(tokens) - 1)
-                sampled.append(seq)
+            spans.extend((next(row), chunk.start, chunk.length, len(tables), 0))
+            tables.extend(chunk.seq.blocks)
         for seq in step.decode:
-            at, row = seq.computed, len(tokens)
-            spans.extend((row, at, 1, len(tables), 1))
+            spans.extend((next(row), seq.computed, 1, len(tables), 1))
             tables.extend(seq.blocks)
-            tokens.append(seq.tokens[at])
-            positions.append(at)
-            blocks.append(seq.blocks[at // size])
-            sample_rows.append(row)
-            sampled.append(seq)
-        logits = torch.empty(len(sample_rows), self._vocabulary)
-        parts = (tokens, positions, blocks, tables, sample_rows, spans)
+        parts = (rows.tokens, rows.positions, rows.blocks, tables, rows.sample_rows, spans)
         laid_out = structs.Step(
             *(part.buffer_info()[0] for part in parts),
-            rows=len(tokens),
-            spans=len(spans) // 5,
-            samples=len(sample_rows),
+            rows=len(rows.tokens),
+            spans=len(rows.first),
+            samples=len(rows.sampled),
         )
+        logits = torch.empty(len(rows.sampled), self._vocabulary)
         failed = self._forward(
             ctypes.byref(self._model),
             ctypes.byref(self._cache),
@@ -139,5 +126,5 @@ class NativeRunner:
             torch.get_num_threads(),
         )
         if failed:
-            raise MemoryError(f"no memory for the scratch of a step of {len(tokens)} tokens")
-        return logits, sampled
+            raise MemoryError(f"no memory for the scratch of a step of {len(rows.tokens)} tokens")
+        return logits, rows.sampled
