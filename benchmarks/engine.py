@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.cache import cache_dir
-from backends.models import resolve
+from backends.models import fingerprint, resolve
 from backends.models.export import export_hf
 from benchmarks.engines.load import Parameters
 from benchmarks.report import machine, show, write_json
@@ -48,18 +48,30 @@ def vllm_python() -> Path:
 
 
 def hf_folder(model: str) -> Path:
-    folder = cache_dir() / "bench" / f"{model}-bf16"
+    files = resolve(model, pull_missing=True)
+    folder = cache_dir() / "bench" / f"{fingerprint(files)}-bf16"
     if not folder.exists():
-        export_hf(resolve(model, pull_missing=True), folder)
+        export_hf(files, folder)
     return folder
 
 
-def run(command: list[str], parameters: Parameters, **environment: str) -> dict[str, Any]:
-    """What an engine's driver printed as its result. Raises RuntimeError with the end of its output."""
-    # A library's threads are counted before our code in that process runs.
+def run(command: list[str], parameters: Parameters, core: int, **environment: str) -> dict[str, Any]:
+    """What an engine's driver on `core` printed as its result. Raises RuntimeError with the end of its output."""
+
+    def pin() -> None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {core})
+
+    # Pinned and told of one thread before it starts: libraries count the cores when they are imported.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **environment}
     done = subprocess.run(
-        [*command, json.dumps(asdict(parameters))], capture_output=True, text=True, env=env, timeout=1800, check=False
+        [*command, json.dumps(asdict(parameters))],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=1800,
+        check=False,
+        preexec_fn=pin,
     )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
@@ -68,22 +80,23 @@ def run(command: list[str], parameters: Parameters, **environment: str) -> dict[
     raise RuntimeError(f"{' '.join(command)} gave no result:\n{(done.stderr or done.stdout)[-2000:]}")
 
 
-def measure(engine: str, model: str, parameters: Parameters) -> dict[str, Any]:
+def measure(engine: str, model: str, parameters: Parameters, core: int) -> dict[str, Any]:
     print(f"measuring {engine}…", flush=True)
     if engine == "ours":
-        return run([sys.executable, "-m", "benchmarks.engines.ours", model], parameters)
+        return run([sys.executable, "-m", "benchmarks.engines.ours", model], parameters, core)
     folder = str(hf_folder(model))
     if engine == "transformers":
-        return run([sys.executable, "-m", "benchmarks.engines.transformers_engine", folder], parameters)
+        return run([sys.executable, "-m", "benchmarks.engines.transformers_engine", folder], parameters, core)
     driver = Path(__file__).parent / "engines" / "vllm_engine.py"
     return run(
         [str(vllm_python()), str(driver), folder],
         parameters,
+        core,
         HF_HUB_OFFLINE="1",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_NO_USAGE_STATS="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_OMP_THREADS_BIND=str(parameters.core),
+        VLLM_CPU_OMP_THREADS_BIND=str(core),
         VLLM_LOGGING_LEVEL="ERROR",
     )
 
@@ -131,10 +144,10 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--core", type=int, default=0, help="the processor core that every engine runs on")
     arguments = parser.parse_args()
-    parameters = Parameters(core=arguments.core)
+    parameters = Parameters()
     results: dict[str, Any] = {"machine": machine(), "model": arguments.model, "dtype": "bfloat16"}
     for engine in arguments.only:
-        results[engine] = measure(engine, arguments.model, parameters)
+        results[engine] = measure(engine, arguments.model, parameters, arguments.core)
     ratios(results)
     if "ours" in results or "vllm" in results:
         print_tables(results)

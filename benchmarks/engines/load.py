@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import json
 import random
 import resource
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,8 +24,6 @@ class Parameters:
     repeats: int = 3
     max_model_len: int = 4096
     max_batch: int = 64
-    core: int = 0
-    """The one processor core it all runs on."""
 
 
 class EngineUnderLoad(Protocol):
@@ -34,12 +34,6 @@ class EngineUnderLoad(Protocol):
         """One step of the engine; how many tokens it gave."""
 
     def busy(self) -> bool: ...
-
-
-def pin(parameters: Parameters) -> None:
-    """Keep this process on its core, before any library starts threads."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {parameters.core})
 
 
 def _drain(engine: EngineUnderLoad) -> None:
@@ -80,3 +74,8 @@ def measure(engine: EngineUnderLoad, parameters: Parameters) -> dict[str, Any]:
         decode[str(streams)] = round(statistics.median(times), 3)
         _drain(engine)
     return {"prefill": prefill, "decode": decode, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
+
+
+def drive(measured: Callable[[str, Parameters], dict[str, Any]]) -> None:
+    """A driver's main: `python driver MODEL PARAMETERS_JSON` prints its result for `benchmarks.engine` to find."""
+    print("RESULT " + json.dumps(measured(sys.argv[1], Parameters(**json.loads(sys.argv[2])))), flush=True)

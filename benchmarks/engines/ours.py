@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
-import torch
-
 from backends.disagg.engine.engine import Engine, EngineConfig
 from backends.disagg.engine.sequence import SamplingParams, Sequence
 from backends.models import load_config, resolve
 from backends.models.weights import load_weights
-from benchmarks.engines.load import Parameters, measure, pin
+from benchmarks.engines.load import Parameters, drive, measure
 
 
 class Ours:
     def __init__(self, model: str, parameters: Parameters) -> None:
-        torch.set_num_threads(1)
         files = resolve(model, pull_missing=True)
         config = load_config(files)
         most = max(parameters.streams) * (parameters.context + parameters.steps + max(parameters.streams) + 32)
@@ -47,6 +41,4 @@ class Ours:
 
 
 if __name__ == "__main__":
-    parameters = Parameters(**json.loads(sys.argv[2]))
-    pin(parameters)
-    print("RESULT " + json.dumps(measure(Ours(sys.argv[1], parameters), parameters)), flush=True)
+    drive(lambda model, parameters: measure(Ours(model, parameters), parameters))

@@ -5,22 +5,18 @@ python -m benchmarks.engines.transformers_engine MODEL_FOLDER PARAMETERS_JSON
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import time
+from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.engines.load import Parameters, pin
+from benchmarks.engines.load import Parameters, drive
 
 
-def main() -> None:
-    parameters = Parameters(**json.loads(sys.argv[2]))
-    pin(parameters)
-    torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+def measure(folder: str, parameters: Parameters) -> dict[str, Any]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     rng = random.Random(0)
     rates: dict[str, float] = {}
     for streams in parameters.streams:
@@ -42,8 +38,8 @@ def main() -> None:
 
         short, long = generate(2), generate(2 + parameters.steps // 2)
         rates[str(streams)] = round(streams * (parameters.steps // 2) / (long - short), 1)
-    print("RESULT " + json.dumps({"tokens_per_s": rates}), flush=True)
+    return {"tokens_per_s": rates}
 
 
 if __name__ == "__main__":
-    main()
+    drive(measure)

@@ -5,11 +5,7 @@ python vllm_engine.py MODEL_FOLDER PARAMETERS_JSON
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any
-
-from load import Parameters, measure, pin
+from load import Parameters, drive, measure
 from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore[import-not-found]
 
 
@@ -44,7 +40,4 @@ class VLLM:
 
 
 if __name__ == "__main__":
-    parameters = Parameters(**json.loads(sys.argv[2]))
-    pin(parameters)
-    result: dict[str, Any] = measure(VLLM(sys.argv[1], parameters), parameters)
-    print("RESULT " + json.dumps(result), flush=True)
+    drive(lambda model, parameters: measure(VLLM(model, parameters), parameters))
