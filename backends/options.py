@@ -43,6 +43,8 @@ class DisaggOptions(_Options):
     """Sequences decoding together on one worker."""
     prefill_chunk: int = Field(512, ge=16)
     """Prompt tokens per engine step."""
+    prefix_cache: bool = True
+    """Keep the KV of prompts for later ones that begin alike, as long as nobody needs the room."""
     threads: int | None = Field(None, ge=1)
     """Compute threads per worker; None divides the machine's cores among the workers."""
     pin: bool = False

@@ -146,7 +146,7 @@ class DisaggBackend:
             logit_bias=sorted(request.logit_bias.items()),
             min_tokens=request.min_tokens,
         )
-        generation = cluster.submit(list(prompt_ids), sampling)
+        generation = cluster.submit(list(prompt_ids), sampling, call.goals)
         return DisaggReply(cluster, generation, tokenizer, call, request, len(prompt_ids), frozenset(ends))
 
     def health(self) -> Health:
@@ -196,6 +196,7 @@ class DisaggReply:
         self._call = call
         self._request = request
         self._prompt_tokens = prompt_tokens
+        self._cached_tokens = 0
         self._completion_tokens = 0
         self._finish_reason = ""
         self._ends = ends
@@ -231,6 +232,7 @@ class DisaggReply:
         """The answer's text as it becomes final; `_finish_reason` is set before the last piece."""
         async for token in self._generation:
             self._completion_tokens += 1
+            self._cached_tokens += token.cached
             text = "" if token.token in self._ends else self._detokenizer.push([token.token])
             if token.finish_reason is not None:
                 text += self._detokenizer.finish()
@@ -245,7 +247,7 @@ class DisaggReply:
                 return
 
     def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._completion_tokens)
+        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
 
 
 def worker_configs(
@@ -275,6 +277,7 @@ def worker_configs(
             max_model_len=context,
             max_batch=options.max_batch,
             prefill_chunk=options.prefill_chunk,
+            prefix_cache=options.prefix_cache,
             threads=threads,
             cpus=[cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None,
             transport=options.transport,

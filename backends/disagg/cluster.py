@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from backends.base import BackendError, KVTransfer
+from backends.base import BackendError, Goals, KVTransfer
 from backends.disagg.messages import (
     LENGTH,
     Abort,
@@ -39,6 +39,7 @@ from backends.disagg.messages import (
 
 log = logging.getLogger("splitroute.cluster")
 
+NO_GOALS = Goals()
 _STOP_GRACE_S = 5.0
 _RESTART_DELAYS_S = (0.2, 1.0, 5.0, 15.0)
 """Waits before a dead worker is started again; the last repeats."""
@@ -188,6 +189,10 @@ class WorkerHandle:
             self._writer = None
 
 
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
 def describe_exit(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
@@ -239,7 +244,7 @@ class Cluster:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def submit(self, prompt_ids: list[int], sampling: Sampling) -> Generation:
+    def submit(self, prompt_ids: list[int], sampling: Sampling, goals: Goals = NO_GOALS) -> Generation:
         """Give a request to the least busy workers. Raises BackendError (503) where a pool is down."""
         self._next_request += 1
         request = self._next_request
@@ -248,13 +253,14 @@ class Cluster:
             generation.prefill = self._pick(self.prefill, "prefill")
         if not self.prefill or sampling.max_tokens > 1:
             generation.decode = self._pick(self.decode, "decode")
+        ttft_s, tpot_s = _seconds(goals.ttft_ms), _seconds(goals.tpot_ms)
         source = None
         if generation.prefill is not None:
             assert generation.prefill.started is not None
             source = generation.prefill.started.address
-            self._give(generation.prefill, generation, Submit(request, prompt_ids, sampling))
+            self._give(generation.prefill, generation, Submit(request, prompt_ids, sampling, ttft_s=ttft_s))
         if generation.decode is not None:
-            self._give(generation.decode, generation, Submit(request, prompt_ids, sampling, source))
+            self._give(generation.decode, generation, Submit(request, prompt_ids, sampling, source, ttft_s, tpot_s))
         generation.computing.prompt_backlog += generation.backlog
         return generation
 

@@ -33,6 +33,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     max_model_len: int
     max_batch: int
     prefill_chunk: int
+    prefix_cache: bool
     threads: int
     cpus: list[int] | None
     transport: Literal["shm", "tcp"]
@@ -65,6 +66,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: Sampling
     source: str | None = None
     """Decode: the address of the prefill worker to pull the KV from; None prefills here."""
+    ttft_s: float | None = None
+    """The first token is due this long after now."""
+    tpot_s: float | None = None
+    """Seconds between tokens that are promised."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +101,8 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     index: int
     token: int
     finish_reason: str | None
+    cached: int = 0
+    """With the first token: how many prompt tokens were found in the prefix cache."""
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -67,7 +67,7 @@ def _load(config: WorkerConfig) -> Engine:
         raise ModelError(f"device {device!r}: torch finds no CUDA device here", hint="set device to auto or cpu")
     files = ModelFiles(config.model, Path(config.model_path), config.model_kind)
     model = load_config(files)
-    return Engine(
+    engine = Engine(
         model,
         load_weights(files, model),
         EngineConfig(
@@ -78,8 +78,11 @@ def _load(config: WorkerConfig) -> Engine:
             max_model_len=config.max_model_len,
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk,
+            prefix_cache=config.prefix_cache,
         ),
     )
+    engine.measure()
+    return engine
 
 
 def resolve_dtype(dtype: str, device: str) -> str:

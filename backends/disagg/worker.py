@@ -15,7 +15,7 @@ from collections import deque
 
 import msgspec
 
-from backends.disagg.engine.engine import Engine, StepResult
+from backends.disagg.engine.engine import Engine, StepResult, Token
 from backends.disagg.engine.sequence import SamplingParams, Sequence, Status
 from backends.disagg.messages import (
     Abort,
@@ -37,6 +37,8 @@ from backends.disagg.transfer.wire import Hello, WireError
 log = logging.getLogger("splitroute.worker")
 
 _STATE_INTERVAL_S = 0.25
+_PATIENCE_S = 10.0
+"""When the first token of a request without a goal is due: behind those with a nearer goal, but not all of them."""
 
 
 class _Released(msgspec.Struct, frozen=True):
@@ -153,6 +155,7 @@ class Worker:
                 self.landed(message)
 
     def submit(self, message: Submit) -> None:
+        now = time.monotonic()
         asked = msgspec.structs.asdict(message.sampling)
         asked["stop_ids"] = frozenset(asked["stop_ids"])
         asked["logit_bias"] = tuple(asked["logit_bias"])
@@ -162,13 +165,15 @@ class Worker:
             params=SamplingParams(**asked),
             prefill_only=self.config.role == "prefill",
             remote_kv=message.source is not None,
+            deadline=now + (_PATIENCE_S if message.ttft_s is None else message.ttft_s),
+            tpot_s=message.tpot_s,
         )
         try:
             self.engine.scheduler.add(seq)
         except ValueError as error:
             self.say(Failed(message.request, str(error), status=400))
             return
-        self.submitted_at[seq.id] = time.monotonic()
+        self.submitted_at[seq.id] = now
         if message.source is not None:
             self.sources[seq.id] = message.source
 
@@ -199,13 +204,13 @@ class Worker:
         """Tell the coordinator and the KV peers what a step did."""
         pool = self.engine.scheduler.pool
         if result.tokens:  # first: a decode worker's tokens must not overtake the first one
-            self.say(Tokens([TokenOut(out.seq.id, out.index, out.token, out.finish_reason) for out in result.tokens]))
+            self.say(Tokens([_token_out(out) for out in result.tokens]))
         if self.server is not None:
             for chunk in result.chunks:
                 seq = chunk.seq
                 if not seq.blocks:
                     continue  # ended with its first token
-                if chunk.start == 0:
+                if chunk.start == seq.cached:
                     blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
                     self.server.offer(seq.id, blocks, seq.prompt_len)
                 end = chunk.start + chunk.length
@@ -282,3 +287,8 @@ class Worker:
         if state != sent:
             self.say(state)
             self._last_state = (now, state)
+
+
+def _token_out(out: Token) -> TokenOut:
+    cached = out.seq.cached if out.index == 0 else 0
+    return TokenOut(out.seq.id, out.index, out.token, out.finish_reason, cached)

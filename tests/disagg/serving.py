@@ -19,6 +19,11 @@ class Spoken:
     usage: Usage
     transfer: KVTransfer | None
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Prompt and completion tokens: what does not depend on what a worker happens to remember."""
+        return self.usage.prompt_tokens, self.usage.completion_tokens
+
 
 async def ask(
     backend: DisaggBackend,

@@ -93,7 +93,7 @@ async def test_split_and_unified_say_the_same(
     one = await ask(split, "The three largest rivers are", surface=surface, stream=stream)
     other = await ask(unified, "The three largest rivers are", surface=surface, stream=stream)
     assert one.text == other.text != ""
-    assert (one.finish_reason, one.usage) == (other.finish_reason, other.usage)
+    assert (one.finish_reason, one.counts) == (other.finish_reason, other.counts)
     assert other.transfer is None
 
 
@@ -115,6 +115,28 @@ async def test_a_seed_gives_the_same_words_on_both_and_others_give_others(
     assert (await ask(unified, "Once upon a time", seed=7, **sampling)).text == one.text
     texts = {(await ask(split, "Once upon a time", seed=seed, **sampling)).text for seed in range(3)}
     assert len(texts) == 3
+
+
+@pytest.mark.parametrize("mode", ["split", "unified"])
+async def test_a_prompt_said_again_is_found_in_the_cache_and_answered_alike(
+    request: pytest.FixtureRequest, mode: str
+) -> None:
+    backend = request.getfixturevalue(mode)
+    prompt = f"The {mode} cluster is asked: {LONG[:900]} What is it?"
+    first, again = await ask(backend, prompt), await ask(backend, prompt)
+    assert first.usage.cached_tokens < 30, "the system prompt at most"
+    assert again.usage.cached_tokens >= again.usage.prompt_tokens - 16
+    assert again.text == first.text
+    assert again.usage.prompt_tokens == first.usage.prompt_tokens
+    await all_blocks_free(backend)
+
+
+async def test_a_prefix_asked_for_by_many_at_once_is_computed_once(unified: DisaggBackend) -> None:
+    prompts = [f"Asked by many: {LONG[:900]} What is number {index}?" for index in range(6)]
+    spoken = await asyncio.gather(*(ask(unified, prompt, max_tokens=4) for prompt in prompts))
+    computed = [one.usage.prompt_tokens - one.usage.cached_tokens for one in spoken]
+    assert sum(count > 64 for count in computed) == 1, computed
+    await all_blocks_free(unified)
 
 
 async def test_a_stop_string_ends_the_answer_before_it(split: DisaggBackend) -> None:
@@ -153,7 +175,7 @@ async def test_what_steers_the_draw_is_the_same_on_both(
     """vllm#16705: the first token comes from the prefill side, and what is asked holds there too."""
     one = await ask(split, "What is the capital of France?", max_tokens=14, **asked)
     other = await ask(unified, "What is the capital of France?", max_tokens=14, **asked)
-    assert (one.text, one.usage) == (other.text, other.usage)
+    assert (one.text, one.counts) == (other.text, other.counts)
     if "min_tokens" in asked:
         assert one.usage.completion_tokens >= 12
     if "ignore_eos" in asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from backends.disagg.engine.runner import choose_runner
 from backends.disagg.engine.sampler import sample
 from backends.disagg.engine.scheduler import Chunk, Scheduler
 from backends.disagg.engine.sequence import Sequence
+from backends.disagg.engine.warmup import measure_steps
 
 if TYPE_CHECKING:
     from backends.models import ModelConfig
@@ -32,6 +34,7 @@ class EngineConfig:
     max_model_len: int
     max_batch: int
     prefill_chunk: int
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,16 @@ class Engine:
             BlockPool(num_blocks, config.block_size),
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk,
+            grain=config.block_size if self.runner.exact else config.prefill_chunk,
+            prefix_cache=config.prefix_cache,
         )
+
+    @torch.inference_mode()
+    def measure(self, most_s: float = 1.0) -> None:
+        """Learn how long steps take, from made-up ones; `most_s` seconds and the step under way at most."""
+        scheduler = self.scheduler
+        measured = measure_steps(self.runner, scheduler.pool, scheduler.max_batch, self.config.prefill_chunk, most_s)
+        scheduler.step_time.fit(measured)
 
     @torch.inference_mode()
     def step(self) -> StepResult:
@@ -108,8 +120,11 @@ class Engine:
         result = StepResult(chunks=step.prefill, receive=step.receive, idle=step.empty)
         if not (step.prefill or step.decode):
             return result
+        begun = time.perf_counter()
+        load = self.scheduler.load_of(step)
         logits, sampled = self.runner.run(step)
         drawn = dict(zip(sampled, sample(logits, sampled), strict=True))
+        self.scheduler.step_time.observe(load, time.perf_counter() - begun)
         for chunk in step.prefill:
             self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), result)
         for seq in step.decode:

@@ -16,6 +16,9 @@ from backends.disagg.engine.sequence import Sequence
 
 
 class Runner(Protocol):
+    exact: bool
+    """Whether a prompt's KV is the same, bit for bit, however it is cut into chunks."""
+
     def run(self, step: Step) -> tuple[torch.Tensor, list[Sequence]]:
         """Compute `step`, writing its KV; logits float32 [n, vocab] of the rows whose next token is wanted, and
         their sequences: those of prompts' last chunks, then those that decode."""
@@ -23,6 +26,8 @@ class Runner(Protocol):
 
 class TorchRunner:
     """The model in torch operations."""
+
+    exact = False  # its kernels choose their order of summation by shape
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._decoder = decoder

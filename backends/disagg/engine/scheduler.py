@@ -1,20 +1,27 @@
 """What the engine computes next. Plain Python: no torch, no clock, no I/O.
 
-Every step decodes one token for each running sequence and spends what is left of the token budget on
-prompts (chunked prefill, Agrawal et al. 2023). First come, first served. A sequence that outgrows the pool
-swaps the youngest one out to host memory: a prompt is never computed twice.
+A step decodes one token for each running sequence and spends what is left of the token budget on prompts
+(chunked prefill, Agrawal et al. 2023). Prompts go by earliest deadline; a sequence without a goal has one too, so
+nobody waits behind all who come later. Where somebody was promised a time per token, the batch grows, and prompts
+are computed beside it, only while the predicted step time keeps that promise. A sequence that outgrows the pool swaps
+the youngest one out to host memory: a prompt is never computed twice.
 
-Chunks start at multiples of `prefill_chunk` whatever the load, so a prompt is always computed in the same
-pieces: its KV, and so the answer, does not depend on who else is being served.
+Chunks start at multiples of `grain`, and a prefix is shared in multiples of it. Runners whose arithmetic depends
+on how a prompt is cut get `prefill_chunk` for it, so that every prompt is always cut alike: an answer never depends
+on who else is being served, or was. For the same reason only prompts are shared, not what was generated.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from backends.disagg.engine.blocks import BlockPool
+from backends.disagg.engine.blocks import BlockPool, Key, prefix_keys
+from backends.disagg.engine.promises import PATIENCE_STEPS, Promises, decode_load
 from backends.disagg.engine.sequence import Sequence, Status
+from backends.disagg.engine.step_time import StepLoad, StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +57,37 @@ class Step:
 class Scheduler:
     """Owns every sequence from `add` until it is finished, aborted or released."""
 
-    def __init__(self, pool: BlockPool, *, max_batch: int, prefill_chunk: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_batch: int,
+        prefill_chunk: int,
+        grain: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
         self.pool = pool
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
+        self.grain = grain or prefill_chunk
+        self.prefix_cache = prefix_cache
+        self.step_time = StepTime()
+        self._promises = Promises(self.step_time)
         self.sequences: dict[int, Sequence] = {}
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
+        """By deadline."""
+        self.prefilling: list[Sequence] = []
+        """By deadline."""
+        self.receiving: set[Sequence] = set()
         self.running: list[Sequence] = []
         """Decoding, oldest first."""
         self.swapped: deque[Sequence] = deque()
         """Oldest first: the first to come back."""
+        self._share_grain = math.lcm(self.grain, pool.block_size)
+        self._claims: dict[Key, Sequence] = {}
+        """Prefixes that are being computed right now, and by whom: who needs one waits for it."""
+        self._steps = 0
+        self._prefilled_at = 0
 
     # --- what happens to a sequence ------------------------------------------------------------------
 
@@ -73,14 +100,21 @@ class Scheduler:
             )
         if seq.id in self.sequences:
             raise ValueError(f"sequence {seq.id} is already here")
+        if self.prefix_cache and not seq.remote_kv:
+            seq.keys = prefix_keys(seq.tokens, self.pool.block_size)
         self.sequences[seq.id] = seq
-        self.waiting.append(seq)
+        insort(self.waiting, seq, key=_deadline)
 
     def received(self, seq: Sequence, first_token: int) -> None:
         """The prompt's KV lies in `seq`'s blocks: it decodes from `first_token` on."""
         seq.computed = seq.prompt_len
         seq.tokens.append(first_token)
+        self.receiving.remove(seq)
+        self._run(seq)
+
+    def _run(self, seq: Sequence) -> None:
         seq.status = Status.DECODING
+        seq.decoded_at = self._steps
         self.running.append(seq)
 
     def finish(self, seq: Sequence) -> None:
@@ -92,11 +126,14 @@ class Scheduler:
                 self.waiting.remove(seq)
             case Status.PREFILLING:
                 self.prefilling.remove(seq)
+                self._unclaim(seq, len(seq.keys))
             case Status.DECODING:
                 self.running.remove(seq)
             case Status.SWAPPED:
                 self.swapped.remove(seq)
-            case Status.RECEIVING | Status.HELD | Status.FINISHED:
+            case Status.RECEIVING:
+                self.receiving.remove(seq)
+            case Status.HELD | Status.FINISHED:
                 pass
         self.pool.give_back(seq.blocks)
         seq.blocks = []
@@ -107,37 +144,64 @@ class Scheduler:
 
         Returns the finish reason, or None. A finished sequence that is not held is forgotten at once.
         """
+        if seq.status is Status.PREFILLING:
+            self._seal(seq, seq.computed + computed)
         seq.computed += computed
         if token is None:
             return None
         seq.tokens.append(token)
+        seq.decoded_at = self._steps
         reason = seq.finish_reason()
         if seq.status is Status.PREFILLING:
             self.prefilling.remove(seq)
             if seq.prefill_only and reason is None:
                 seq.status = Status.HELD
                 return None
-            seq.status = Status.DECODING
-            self.running.append(seq)
+            self._run(seq)
         if reason is not None:
             self.finish(seq)
         return reason
+
+    def _seal(self, seq: Sequence, computed: int) -> None:
+        """Let others find the prompt blocks that are complete now."""
+        size = self.pool.block_size
+        full = min(computed // size, len(seq.keys))
+        for index in range(seq.computed // size, full):
+            self.pool.seal(seq.blocks[index], seq.keys[index])
+        self._unclaim(seq, full)
+
+    def _unclaim(self, seq: Sequence, end: int) -> None:
+        for key in seq.keys[seq.computed // self.pool.block_size : end]:
+            if self._claims.get(key) is seq:
+                del self._claims[key]
 
     # --- what to do next -----------------------------------------------------------------------------
 
     def schedule(self) -> Step:
         """The next step. Blocks it needs are taken here; nothing else changes until `advance`."""
+        self._steps += 1
         step = Step()
         self._grow_running(step)
         if not step.swap_out:
             self._swap_in(step)
-        budget = self.prefill_chunk
-        for seq in self.prefilling:
+        step.decode = self._promises.choose(self.running)
+        budget = self._promises.prompt_tokens(step.decode, self.prefill_chunk)
+        if self._steps - self._prefilled_at >= PATIENCE_STEPS:
+            budget = max(budget, self.grain)
+        for seq in list(self.prefilling):
+            budget = self._admit(step, budget, before=seq.deadline)
             budget = self._add_chunk(step, seq, budget)
-        if not self.swapped:
-            self._admit(step, budget)
-        step.decode = list(self.running)
+        self._admit(step, budget)
+        if step.prefill or not self.prefilling:
+            self._prefilled_at = self._steps
         return step
+
+    @staticmethod
+    def load_of(step: Step) -> StepLoad:
+        """What `StepTime` wants to know of `step`."""
+        return replace(decode_load(step.decode), prompt=sum(chunk.length for chunk in step.prefill))
+
+    # --- room ----------------------------------------------------------------------------------------
 
     def _grow_running(self, step: Step) -> None:
         """A block for each running sequence whose next token needs one; the youngest makes room."""
@@ -164,37 +228,71 @@ class Scheduler:
                 break
             self.swapped.popleft()
             seq.blocks = blocks
-            seq.status = Status.DECODING
-            self.running.append(seq)
+            self._run(seq)
             step.swap_in.append(seq)
 
-    def _admit(self, step: Step, budget: int) -> None:
-        while self.waiting and self._in_flight() < self.max_batch:
+    def _admit(self, step: Step, budget: int, before: float = math.inf) -> int:
+        """Begin as many waiting sequences with a deadline `before` as fit; what is left of the budget.
+
+        One that waits for a prefix lets others pass; the first that does not fit lets nobody pass, so that the
+        large and the strict get their turn. Those swapped out come first.
+        """
+        if self.swapped:
+            return budget
+        passed: list[Sequence] = []
+        in_flight = [*self.prefilling, *self.receiving, *self.running]
+        while self.waiting and len(passed) < self.max_batch and len(in_flight) < self.max_batch:
             seq = self.waiting[0]
-            if not seq.remote_kv and budget <= 0:
+            if seq.deadline >= before or (budget <= 0 and not seq.remote_kv):
                 break
-            blocks = self.pool.take(self.pool.blocks_for(seq.prompt_len + 1))
+            shared = self._shared_prefix(seq)
+            if shared is None:
+                passed.append(self.waiting.pop(0))
+                continue
+            if not self._promises.room_for(seq, in_flight, self.pool.block_size):
+                break
+            self.pool.share(shared)  # first, or making room could evict them
+            blocks = self.pool.take(self.pool.blocks_for(seq.prompt_len + 1) - len(shared))
             if blocks is None:
+                self.pool.give_back(shared)
                 break
-            self.waiting.popleft()
-            seq.blocks = blocks
+            del self.waiting[0]
+            in_flight.append(seq)
+            seq.blocks = shared + blocks
             if seq.remote_kv:
                 seq.status = Status.RECEIVING
+                self.receiving.add(seq)
                 step.receive.append(seq)
             else:
                 seq.status = Status.PREFILLING
-                self.prefilling.append(seq)
+                seq.cached = seq.computed = len(shared) * self.pool.block_size
+                for key in seq.keys[len(shared) :]:
+                    self._claims.setdefault(key, seq)
+                insort(self.prefilling, seq, key=_deadline)
                 budget = self._add_chunk(step, seq, budget)
+        self.waiting[:0] = passed
+        return budget
 
-    def _in_flight(self) -> int:
-        """Sequences that hold blocks (held ones wait for another worker and do not count)."""
-        idle = len(self.waiting) + len(self.swapped)
-        return len(self.sequences) - idle - sum(s.status is Status.HELD for s in self.sequences.values())
+    def _shared_prefix(self, seq: Sequence) -> list[int] | None:
+        """The blocks of `seq`'s prompt that are here already; None where waiting for a neighbour gives more."""
+        size, grain = self.pool.block_size, self._share_grain
+        most = (seq.prompt_len - 1) // grain * grain  # the last token is computed: its logits are wanted
+        found = self.pool.find(seq.keys[: most // size])
+        shared = len(found) * size // grain * grain
+        if seq.keys and shared < most and seq.keys[(shared + grain) // size - 1] in self._claims:
+            return None
+        return found[: shared // size]
 
     def _add_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
-        """Add `seq`'s next chunk where the budget allows; the first chunk of a step always fits."""
+        """Add as much of `seq`'s next chunk as the budget allows; what is left of the budget."""
         length = min(self.prefill_chunk, seq.prompt_len - seq.computed)
-        if step.prefill and length > budget:
+        if length > budget:
+            length = budget // self.grain * self.grain
+        if length <= 0:
             return 0
         step.prefill.append(Chunk(seq, seq.computed, length))
         return budget - length
+
+
+def _deadline(seq: Sequence) -> float:
+    return seq.deadline

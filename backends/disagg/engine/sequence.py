@@ -82,10 +82,20 @@ class Sequence:
     """Stop after the first token and hold the KV for another worker."""
     remote_kv: bool = False
     """The prompt's KV and the first token come from another worker."""
+    deadline: float = 0.0
+    """When the first token is due, on any one clock: of those that wait, the earliest goes first."""
+    tpot_s: float | None = None
+    """Seconds between its tokens that were promised; None for no promise."""
     prompt_len: int = 0
     status: Status = Status.WAITING
     computed: int = 0
+    cached: int = 0
+    """Prompt tokens whose KV was found rather than computed."""
     blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    """`prefix_keys` of the prompt, where its blocks may be shared."""
+    decoded_at: int = 0
+    """The scheduler's step in which it last got a token."""
     host_kv: object = None
     """The runner's copy of the KV while the sequence is swapped out."""
 

@@ -44,6 +44,8 @@ def cache_struct(cache: KVCache) -> structs.Cache:
 class NativeRunner:
     """Takes `decoder`'s weights over: they are packed layer by layer and then dropped, so they exist once."""
 
+    exact = True
+
     def __init__(self, decoder: Decoder, cache: KVCache, library: ctypes.CDLL, max_len: int) -> None:
         config, variant = decoder.config, decoder.variant
         weights = structs.Weights(library, cache.geometry.torch_dtype)
