@@ -278,6 +278,7 @@ def worker_configs(
             max_batch=options.max_batch,
             prefill_chunk=options.prefill_chunk,
             prefix_cache=options.prefix_cache,
+            quantization=options.quantization,
             threads=threads,
             cpus=[cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None,
             transport=options.transport,

@@ -79,6 +79,7 @@ def _load(config: WorkerConfig) -> Engine:
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk,
             prefix_cache=config.prefix_cache,
+            quantization=config.quantization,
         ),
     )
     engine.measure()

@@ -11,8 +11,9 @@ import torch
 import transformers
 
 from backends.disagg.engine import engine as engines
-from backends.disagg.engine.engine import Engine, EngineConfig
+from backends.disagg.engine.engine import Engine, EngineConfig, Quantization
 from backends.disagg.engine.models import ARCHITECTURES
+from backends.disagg.engine.quantized import quantize
 from backends.disagg.engine.sequence import SamplingParams, Sequence
 from backends.models import ModelConfig, ModelFiles, load_config
 from backends.models.weights import load_weights
@@ -76,7 +77,7 @@ def saved(tmp_path: Path, family: str, changes: dict[str, Any]) -> tuple[Any, Mo
     return model, ModelFiles(family, tmp_path, "hf")
 
 
-def engine_of(files: ModelFiles, config: ModelConfig) -> Engine:
+def engine_of(files: ModelFiles, config: ModelConfig, quantization: Quantization = "none") -> Engine:
     return Engine(
         config,
         load_weights(files, config),
@@ -88,17 +89,22 @@ def engine_of(files: ModelFiles, config: ModelConfig) -> Engine:
             max_model_len=256,
             max_batch=8,
             prefill_chunk=16,
+            quantization=quantization,
         ),
     )
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_the_references(tmp_path: Path, case: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_the_references(
+    tmp_path: Path, case: str, native: bool, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under int8 the reference computes with the rounded weights, in float."""
     if not native:
         monkeypatch.setattr("backends.disagg.engine.native.load", lambda: None)
     model, files = saved(tmp_path, *CASES[case])
-    engine = engine_of(files, load_config(files))
+    engine = engine_of(files, load_config(files), quantization)
     logits: dict[int, list[torch.Tensor]] = {}
     sample = engines.sample
 
@@ -123,6 +129,12 @@ def test_logits_equal_the_references(tmp_path: Path, case: str, native: bool, mo
             tokens[out.seq.id].append(out.token)
             if out.finish_reason is not None:
                 engine.scheduler.finish(out.seq)
+    if quantization == "int8":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    rounded = quantize(parameter)
+                    parameter.copy_(rounded.codes * rounded.scales[:, None])
     exact = model.double()
     for seq, length in zip(sequences, prompt_lengths, strict=True):
         with torch.no_grad():

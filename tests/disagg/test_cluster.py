@@ -139,6 +139,15 @@ async def test_a_prefix_asked_for_by_many_at_once_is_computed_once(unified: Disa
     await all_blocks_free(unified)
 
 
+async def test_weights_rounded_to_int8_still_know_the_capital_of_france(smollm2: ModelFiles) -> None:
+    backend = await started(quantization="int8")
+    try:
+        spoken = await ask(backend, "What is the capital of France?")
+        assert "Paris" in spoken.text and spoken.transfer is not None
+    finally:
+        await backend.aclose()
+
+
 async def test_a_stop_string_ends_the_answer_before_it(split: DisaggBackend) -> None:
     whole = await ask(split, "Count from 1 to 9, with commas.", max_tokens=24)
     assert "," in whole.text

@@ -10,6 +10,7 @@ import torch
 from backends.disagg.engine import native
 from backends.disagg.engine.linear import linear as torch_linear
 from backends.disagg.engine.native import structs
+from backends.disagg.engine.quantized import Quantized, Weight, quantize
 
 DTYPES = [torch.float32, torch.bfloat16]
 needs_compiler = pytest.mark.skipif(native.load() is None, reason="no C compiler here, so no compiled kernel")
@@ -23,10 +24,13 @@ def case(rows: int, width: int, outs: int, dtype: torch.dtype) -> tuple[torch.Te
 class NativeLinear:
     """One layer by the compiled kernel, float32 out."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> None:
         library = native.load()
         assert library is not None
-        self.weights = structs.Weights(library, weight.dtype)
+        if dtype is None:
+            assert isinstance(weight, torch.Tensor)
+            dtype = weight.dtype
+        self.weights = structs.Weights(library, dtype)
         self.struct = self.weights.linear(weight, bias)
         self.kernel = getattr(library, f"linear_rows_{self.weights.suffix}")
 
@@ -50,9 +54,43 @@ def test_the_kernel_agrees_with_exact_arithmetic(dtype: torch.dtype, rows: int, 
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_bit_for_bit_alone_in_a_batch_and_in_a_prompt(dtype: torch.dtype) -> None:
-    x, weight = case(100, 576, 960, dtype)
-    linear = NativeLinear(weight)
+@pytest.mark.parametrize(("width", "outs"), [(2, 1), (16, 31), (64, 33), (576, 960), (40, 100)])
+@pytest.mark.parametrize("rows", [1, 2, 7, 12, 13, 40])
+def test_int8_agrees_with_exact_arithmetic_on_the_rounded_weights(
+    dtype: torch.dtype, rows: int, width: int, outs: int
+) -> None:
+    x, weight = case(rows, width, outs, dtype)
+    rounded, bias = quantize(weight), torch.randn(outs)
+    exact = x.double() @ (rounded.codes.double() * rounded.scales.double()[:, None]).T + bias.double()
+    got = NativeLinear(rounded, bias, dtype)(x)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=2e-5)
+    loose = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(torch_linear(x, rounded).float() + bias, got, rtol=loose, atol=loose)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_int8_code_is_decoded_as_what_it_stands_for(dtype: torch.dtype) -> None:
+    codes = torch.arange(-127, 128, dtype=torch.int8)
+    weight = Quantized(torch.stack([codes, codes.flip(0)]).T.contiguous(), torch.ones(len(codes)))
+    got = NativeLinear(weight, dtype=dtype)(torch.eye(2).to(dtype))
+    assert torch.equal(got, weight.codes.T.float())
+
+
+def test_rounding_to_int8_is_to_the_nearest_and_keeps_zeros() -> None:
+    weight = torch.randn(50, 64)
+    weight[7] = 0.0
+    rounded = quantize(weight)
+    off = (rounded.codes * rounded.scales[:, None] - weight).abs()
+    assert bool((off <= rounded.scales[:, None] * 0.5001).all())
+    assert rounded.codes.abs().amax() == 127 and not rounded.codes[7].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [*DTYPES, "int8"], ids=str)
+def test_a_row_is_the_same_bit_for_bit_alone_in_a_batch_and_in_a_prompt(kind: torch.dtype | str) -> None:
+    x, weight = case(100, 576, 960, torch.bfloat16 if isinstance(kind, str) else kind)
+    linear = NativeLinear(quantize(weight) if kind == "int8" else weight, dtype=x.dtype)
     alone = torch.cat([linear(row[None]) for row in x])
     for rows in (2, 3, 7, 12, 13, 25, 100):
         assert torch.equal(linear(x[:rows]), alone[:rows])

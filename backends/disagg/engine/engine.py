@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -22,6 +22,9 @@ from backends.disagg.engine.warmup import measure_steps
 if TYPE_CHECKING:
     from backends.models import ModelConfig
 
+Quantization = Literal["none", "int8"]
+"""How linear layers and the embedding are kept: as `dtype`, or rounded to int8 with a scale for each output."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -35,6 +38,7 @@ class EngineConfig:
     max_batch: int
     prefill_chunk: int
     prefix_cache: bool = True
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Engine:
             device=self.device,
             max_len=config.max_model_len,
         )
+        if config.quantization == "int8":
+            decoder.quantize()
         self.geometry = KVGeometry(
             layers=model_config.num_layers,
             kv_heads=model_config.num_kv_heads,

@@ -9,13 +9,24 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from backends.disagg.engine.quantized import Quantized, Weight
+
 MIN_ROWS_PER_THREAD = 8
 """Matrix products of fewer rows take other kernels on CPU, which round differently (MKL: below 4 a thread)."""
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """x [rows, in] times weight [out, in] transposed."""
+    if isinstance(weight, Quantized):
+        return linear(x, weight.codes.to(x.dtype)) * weight.scales.to(x.dtype)
     rows, least = x.shape[0], MIN_ROWS_PER_THREAD * torch.get_num_threads()
     if rows >= least or x.device.type != "cpu":
         return F.linear(x, weight)
     return F.linear(F.pad(x, (0, 0, 0, least - rows)), weight)[:rows]
+
+
+def embed(tokens: torch.Tensor, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The rows of weight [vocabulary, width] that tokens [n] name."""
+    if isinstance(weight, Quantized):
+        return (weight.codes[tokens] * weight.scales[tokens, None]).to(dtype)
+    return F.embedding(tokens, weight)

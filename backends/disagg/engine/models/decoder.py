@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from backends.disagg.engine.attention import TorchAttention
 from backends.disagg.engine.batch import Batch
 from backends.disagg.engine.kv_cache import KVCache
-from backends.disagg.engine.linear import linear
+from backends.disagg.engine.linear import embed, linear
 from backends.disagg.engine.models.rope import apply_rope, rope_table
 from backends.disagg.engine.models.variant import Variant
+from backends.disagg.engine.quantized import Weight, quantize
 
 if TYPE_CHECKING:
     from backends.models import ModelConfig
@@ -56,13 +57,13 @@ class _Layer:
             weight = take(name + ".weight")
             return (weight.float() + variant.norm_offset).to(weight.dtype) if variant.norm_offset else weight
 
-        self.qkv = torch.cat([take(f"{attention}{part}_proj.weight") for part in "qkv"])
+        self.qkv: Weight = torch.cat([take(f"{attention}{part}_proj.weight") for part in "qkv"])
         self.qkv_bias = self.output_bias = None
         if variant.qkv_bias or config.attention_bias:
             self.qkv_bias = torch.cat([take(f"{attention}{part}_proj.bias") for part in "qkv"])
         if config.attention_bias:
             self.output_bias = take(attention + "o_proj.bias")
-        self.output = take(attention + "o_proj.weight")
+        self.output: Weight = take(attention + "o_proj.weight")
         self.q_norm = norm(attention + "q_norm") if variant.qk_norm else None
         self.k_norm = norm(attention + "k_norm") if variant.qk_norm else None
         self.attention_norm = norm(at + "input_layernorm")
@@ -73,8 +74,8 @@ class _Layer:
             self.post_mlp_norm = norm(at + "post_feedforward_layernorm")
         else:
             self.mlp_norm = norm(at + "post_attention_layernorm")
-        self.gate_up = torch.cat([take(f"{mlp}{part}_proj.weight") for part in ("gate", "up")])
-        self.down = take(mlp + "down_proj.weight")
+        self.gate_up: Weight = torch.cat([take(f"{mlp}{part}_proj.weight") for part in ("gate", "up")])
+        self.down: Weight = take(mlp + "down_proj.weight")
 
 
 class Decoder:
@@ -99,11 +100,11 @@ class Decoder:
         self.variant = variant
         self.config = config
         take = _Taker(weights, dtype, device)
-        self.embedding = take("model.embed_tokens.weight")
+        self.embedding: Weight = take("model.embed_tokens.weight")
         self.layers = [_Layer(take, index, variant, config) for index in range(config.num_layers)]
         final = take("model.norm.weight")
         self.final_norm = (final.float() + variant.norm_offset).to(dtype)
-        self.head = self.embedding if config.tie_word_embeddings else take("lm_head.weight")
+        self.head: Weight = self.embedding if config.tie_word_embeddings else take("lm_head.weight")
         self._scale = torch.tensor(config.hidden_size**0.5, dtype=dtype) if variant.embedding_scaled else None
 
         def table(theta: float, scaling: dict[str, object] | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,13 +116,22 @@ class Decoder:
         self._local_rope = self._rope if config.local_rope_theta is None else table(config.local_rope_theta, None)
         """For layers with a window."""
 
+    def quantize(self) -> None:
+        """Round the linear layers and the embedding to int8, layer by layer."""
+        tied = self.head is self.embedding
+        self.embedding = quantize(self.embedding)
+        self.head = self.embedding if tied else quantize(self.head)
+        for layer in self.layers:
+            for name in ("qkv", "output", "gate_up", "down"):
+                setattr(layer, name, quantize(getattr(layer, name)))
+
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)
 
     def forward(self, batch: Batch, cache: KVCache, attention: TorchAttention) -> torch.Tensor:
         """Compute all rows of `batch`, writing their KV; logits float32 [len(batch.sample_rows), vocab]."""
         config = self.config
-        x = F.embedding(batch.tokens, self.embedding)
+        x = embed(batch.tokens, self.embedding, self.final_norm.dtype)
         if self._scale is not None:
             x = x * self._scale
         rope = [part[batch.positions].unsqueeze(1) for part in self._rope]

@@ -23,7 +23,7 @@ from backends.cache import cache_dir
 log = logging.getLogger("splitroute.native")
 
 _SOURCE = Path(__file__).with_name("engine.c")
-_INCLUDED = tuple(_SOURCE.with_name(name) for name in ("lanes.h", "linear.h", "attention.h", "forward.h"))
+_INCLUDED = tuple(_SOURCE.with_name(name) for name in ("lanes.h", "codes.h", "linear.h", "attention.h", "forward.h"))
 # Not -ffast-math: a library linked with it flushes denormal numbers to zero in every thread that loads it, in
 # other people's code too, and sums would no longer be taken in the order that is written.
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
@@ -70,10 +70,11 @@ def load() -> ctypes.CDLL | None:
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     for suffix in ("f32", "bf16"):
         getattr(library, f"forward_{suffix}").argtypes = [pointer] * 4 + [integer]
-        pack, linear_rows = getattr(library, f"pack_{suffix}"), getattr(library, f"linear_rows_{suffix}")
-        pack.argtypes = [pointer] * 2 + [integer] * 2
+        pack, pack_codes = getattr(library, f"pack_{suffix}"), getattr(library, f"pack_codes_{suffix}")
+        linear_rows = getattr(library, f"linear_rows_{suffix}")
+        pack.argtypes = pack_codes.argtypes = [pointer] * 2 + [integer] * 2
         linear_rows.argtypes = [pointer] * 2 + [integer, pointer, integer]
-        pack.restype = linear_rows.restype = None
+        pack.restype = pack_codes.restype = linear_rows.restype = None
         decode = getattr(library, f"paged_decode_{suffix}")
         decode.argtypes = [pointer] * 4 + [integer, pointer, pointer, integer, integer, ctypes.c_float]
         decode.argtypes += [integer] * 2

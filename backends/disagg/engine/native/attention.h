@@ -116,7 +116,7 @@ static void PREFILL(const T *q, const T *kv, const struct cache *c, const int32_
             int last = start + row + rows, wanted = PANELS(last - low);
             float inverse[TILE];
             for (int p = 0; p < wanted; p++)
-                PANEL_ROWS(rows, q + ((long)row * heads + head) * dim, (long)heads * dim,
+                PANEL_ROWS(rows, 0, q + ((long)row * heads + head) * dim, (long)heads * dim,
                            keys + (long)p * PANEL * dim, dim, scores + p * PANEL, padded);
             for (int r = 0; r < rows; r++) {
                 float *s = scores + (long)r * padded;
@@ -126,7 +126,7 @@ static void PREFILL(const T *q, const T *kv, const struct cache *c, const int32_
             }
             for (int p = 0; p < v_panels; p++) {
                 float part[TILE][PANEL];
-                PANEL_ROWS(rows, shares, padded, values + (long)p * padded * PANEL, wanted * PANEL, part[0], PANEL);
+                PANEL_ROWS(rows, 0, shares, padded, values + (long)p * padded * PANEL, wanted * PANEL, part[0], PANEL);
                 for (int r = 0; r < rows; r++)
                     for (int j = 0; j < PANEL && p * PANEL + j < dim; j++)
                         out[((long)(row + r) * heads + head) * dim + p * PANEL + j] =

@@ -2,10 +2,11 @@
  * binds it, `native/runner.py` fills in the structs, field by field as they stand here.
  */
 #include "lanes.h"
+#include "codes.h"
 
-struct linear { /* weights in panels (linear.h); bias [outs] or null */
+struct linear { /* weights in panels (linear.h); bias [outs] or null; scales [outs] of int8 codes, else null */
     const void *weights;
-    const float *bias;
+    const float *bias, *scales;
     int in, outs;
 };
 struct layer {
@@ -106,6 +107,9 @@ static int make_own_room(struct room *room, const struct model *m, const struct 
 #define FROM_FLOAT same
 #define LOAD load_f32
 #define STORE store_f32
+#define CODE_PLACE(o, i) (o)
+#define CODE_OF(code) (code)
+#define CODE_VALUE(code) (code)
 #include "linear.h"
 #include "attention.h"
 #include "forward.h"
@@ -117,6 +121,9 @@ static int make_own_room(struct room *room, const struct model *m, const struct 
 #undef FROM_FLOAT
 #undef LOAD
 #undef STORE
+#undef CODE_PLACE
+#undef CODE_OF
+#undef CODE_VALUE
 
 #define SUFFIX bf16
 #define T uint16_t
@@ -126,6 +133,9 @@ static int make_own_room(struct room *room, const struct model *m, const struct 
 #define FROM_FLOAT float_to_bf16
 #define LOAD load_bf16
 #define STORE store_bf16
+#define CODE_PLACE place_in_pairs
+#define CODE_OF code_in_pairs
+#define CODE_VALUE value_in_pairs
 #include "linear.h"
 #include "attention.h"
 #include "forward.h"

@@ -38,9 +38,17 @@ static void ADD_NORMED(float *x, float *added, const float *weight, int width, f
 
 /* A row of the embedding out of its panels: a tied head and the embedding are one copy. */
 static void EMBED(const struct model *m, int token, float *x) {
-    const T *panel = (const T *)m->embedding.weights + (long)(token / PANEL) * PANEL * m->hidden;
-    for (int j = 0; j < m->hidden; j++)
-        x[j] = TO_FLOAT(panel[(long)(j / PER) * PER * PANEL + token % PANEL * PER + j % PER]) * m->embedding_scale;
+    const struct linear *l = &m->embedding;
+    const void *panel = AT_STEP(l->weights, (long)(token / PANEL) * (m->hidden / PER), l->scales != NULL);
+    for (int j = 0; j < m->hidden; j++) {
+        const void *at = AT_STEP(panel, j / PER, l->scales != NULL);
+        if (l->scales) {
+            int8_t code = ((const int8_t *)at)[CODE_PLACE(token % PANEL, j % PER)];
+            x[j] = (float)CODE_VALUE(code) * l->scales[token] * m->embedding_scale;
+        } else {
+            x[j] = TO_FLOAT(((const T *)at)[token % PANEL * PER + j % PER]) * m->embedding_scale;
+        }
+    }
 }
 
 /* Biases are in qkv already: norms of query and key heads, rotary positions (half-split form), and into place. */
@@ -89,16 +97,22 @@ static void ATTEND(const struct model *m, const struct layer *l, const struct ca
 /* out = act(x · gateᵀ) * (x · upᵀ), a panel of both at a time. */
 static void GATED(const struct model *m, const struct layer *l, const T *x, int rows, T *out) {
     int in = m->hidden, outs = l->gate.outs, panels = PANELS(outs);
-    const T *gate = l->gate.weights, *up = l->up.weights;
+    int coded = l->gate.scales != NULL;
 #pragma omp for schedule(static)
     for (int p = 0; p < panels; p++) {
         int count = outs - p * PANEL < PANEL ? outs - p * PANEL : PANEL;
         for (int r = 0; r < rows; r += TILE) {
             float gated[TILE][PANEL], upped[TILE][PANEL];
             int tile = rows - r < TILE ? rows - r : TILE;
-            PANEL_ROWS(tile, x + (long)r * in, in, gate + (long)p * PANEL * in, in, gated[0], PANEL);
-            PANEL_ROWS(tile, x + (long)r * in, in, up + (long)p * PANEL * in, in, upped[0], PANEL);
+            const void *gate = AT_STEP(l->gate.weights, (long)p * (in / PER), coded);
+            const void *up = AT_STEP(l->up.weights, (long)p * (in / PER), coded);
+            PANEL_ROWS(tile, coded, x + (long)r * in, in, gate, in, gated[0], PANEL);
+            PANEL_ROWS(tile, coded, x + (long)r * in, in, up, in, upped[0], PANEL);
             for (int i = 0; i < tile; i++) {
+                for (int o = 0; coded && o < count; o++) {
+                    gated[i][o] *= l->gate.scales[p * PANEL + o];
+                    upped[i][o] *= l->up.scales[p * PANEL + o];
+                }
                 for (int j = 0; j < PANEL; j += LANES) {
                     lanes g = load(gated[i] + j);
                     /* silu, or gelu by tanh(z) = 2 / (1 + e^-2z) - 1, which makes it silu of another slope */

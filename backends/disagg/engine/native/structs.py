@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from backends.disagg.engine.quantized import Quantized, Weight
+
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_float
 
 
@@ -16,7 +18,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class Linear(ctypes.Structure):
-    _fields_: ClassVar[Sequence[Any]] = [*_fields(_POINTER, "weights bias"), *_fields(_INT, "inputs outs")]
+    _fields_: ClassVar[Sequence[Any]] = [*_fields(_POINTER, "weights bias scales"), *_fields(_INT, "inputs outs")]
 
 
 class Layer(ctypes.Structure):
@@ -58,6 +60,7 @@ class Weights:
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self.suffix = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
         self._pack = getattr(library, f"pack_{self.suffix}")
+        self._pack_codes = getattr(library, f"pack_codes_{self.suffix}")
         self._panel: int = library.panel()
         self._kept: list[torch.Tensor] = []
 
@@ -69,10 +72,17 @@ class Weights:
         self._kept.append(kept)
         return kept.data_ptr()
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """weight [outs, in], packed into panels."""
         outs, width = weight.shape
-        packed = torch.empty(-(-outs // self._panel) * self._panel * width, dtype=weight.dtype)
-        self._pack(weight.contiguous().data_ptr(), packed.data_ptr(), width, outs)
+        values, pack = (weight.codes, self._pack_codes) if isinstance(weight, Quantized) else (weight, self._pack)
+        packed = torch.empty(-(-outs // self._panel) * self._panel * width, dtype=values.dtype)
+        pack(values.contiguous().data_ptr(), packed.data_ptr(), width, outs)
         self._kept.append(packed)
-        return Linear(weights=packed.data_ptr(), bias=self.pointer(bias), inputs=width, outs=outs)
+        return Linear(
+            weights=packed.data_ptr(),
+            bias=self.pointer(bias),
+            scales=self.pointer(weight.scales) if isinstance(weight, Quantized) else None,
+            inputs=width,
+            outs=outs,
+        )
