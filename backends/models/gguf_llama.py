@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,6 @@ from backends.models.errors import ModelError
 from backends.models.gguf_file import TensorInfo, open_gguf
 
 if TYPE_CHECKING:
-    import mmap
-
     import numpy as np
     import numpy.typing as npt
 
@@ -93,6 +92,8 @@ def read_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, npt.NDA
         elif ".attn_k." in tensor.name:
             array = _unpermute(array, config.num_kv_heads)
         yield _hf_name(tensor.name), array
+        if hasattr(mmap, "MADV_DONTNEED"):
+            file.data.madvise(mmap.MADV_DONTNEED)  # its pages stay in the file cache, but not in this process
 
 
 def _dequantized(path: Path, data: mmap.mmap, tensor: TensorInfo) -> npt.NDArray[np.float32]:

@@ -24,6 +24,7 @@ class Parameters:
     repeats: int = 3
     max_model_len: int = 4096
     max_batch: int = 64
+    quantization: str = "none"
 
 
 class EngineUnderLoad(Protocol):

@@ -57,8 +57,19 @@ def test_one_step_that_the_machine_interrupted_for_a_second_changes_little() -> 
     assert model.predict(StepLoad(8, 2000)) < 1.5 * before
 
 
+def test_the_margin_grows_on_an_unsteady_machine_until_few_steps_exceed_it() -> None:
+    model, rng = fitted(0.010, 0.001, 1e-6, 5e-4), random.Random(0)
+    load = StepLoad(8, 2000)
+    exceeded = []
+    for _ in range(4000):
+        seconds = 0.020 * rng.lognormvariate(0, 0.2)
+        exceeded.append(seconds > model.at_worst(load))
+        model.observe(load, seconds)
+    assert 0.01 < sum(exceeded[1000:]) / 3000 < 0.06
+
+
 def test_prompt_tokens_that_fit_are_those_whose_step_is_predicted_to_end_in_time() -> None:
     model = fitted(0.010, 0.001, 1e-6, 5e-4)
     tokens = model.prompt_tokens_within(0.040, StepLoad(8, 2000))
-    assert model.predict(StepLoad(8, 2000, tokens)) <= 0.040 < model.predict(StepLoad(8, 2000, tokens + 2))
+    assert model.at_worst(StepLoad(8, 2000, tokens)) <= 0.040 < model.at_worst(StepLoad(8, 2000, tokens + 2))
     assert model.prompt_tokens_within(0.010, StepLoad(8, 2000)) == 0

@@ -10,7 +10,7 @@ from backends.disagg.engine.step_time import StepLoad, StepTime
 
 PATIENCE_STEPS = 16
 """A running sequence without a goal gets a token, and a waiting prompt a chunk, at least every so many steps."""
-_FORESIGHT_TOKENS = 128
+_FORESIGHT_TOKENS = 64
 
 
 class Promises:
@@ -28,7 +28,7 @@ class Promises:
             (
                 seq.tpot_s
                 for seq in promised
-                if seq.tpot_s is not None and self.step_time.predict(StepLoad(1, len(seq.tokens))) <= seq.tpot_s
+                if seq.tpot_s is not None and self.step_time.at_worst(StepLoad(1, len(seq.tokens))) <= seq.tpot_s
             ),
             default=None,
         )
@@ -36,13 +36,13 @@ class Promises:
     def choose(self, running: SequenceOf[Sequence]) -> list[Sequence]:
         """Those of `running` that get a token now: all, or as many of the most urgent as fit, in their order."""
         limit = self.limit(running)
-        if limit is None or self.step_time.predict(decode_load(running)) <= limit:
+        if limit is None or self.step_time.at_worst(decode_load(running)) <= limit:
             return list(running)
         chosen: set[Sequence] = set()
         context = 0
         for seq in sorted(running, key=lambda seq: seq.decoded_at + _interval(seq, limit)):
             context += len(seq.tokens)
-            if chosen and self.step_time.predict(StepLoad(len(chosen) + 1, context)) > limit:
+            if chosen and self.step_time.at_worst(StepLoad(len(chosen) + 1, context)) > limit:
                 break
             chosen.add(seq)
         return [seq for seq in running if seq in chosen]
@@ -69,7 +69,7 @@ class Promises:
             share = 1.0 if newcomer.tpot_s is None else 1.0 / _interval(seq, limit)
             batch += share
             context += share * (_soon(seq) if newcomer.tpot_s is None or seq.tpot_s is not None else len(seq.tokens))
-        return self.step_time.predict(StepLoad(batch, context, chunk)) <= limit
+        return self.step_time.at_worst(StepLoad(batch, context, chunk)) <= limit
 
 
 def decode_load(sequences: SequenceOf[Sequence]) -> StepLoad:

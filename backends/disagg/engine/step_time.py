@@ -28,10 +28,14 @@ class StepTime:
 
     _RATE = 0.15
     _OUTLIER = 3.0
+    _QUANTILE = 0.97
+    _QUANTILE_RATE = 0.01
 
     def __init__(self) -> None:
         self._w = [0.0, 0.0, 0.0, 0.0]
         self._scale = [0.0, 0.0, 0.0, 0.0]
+        self._margin = 1.05
+        """The quantile of observed ÷ predicted: what a promise has to allow for beyond the mean."""
         self.ready = False
 
     def fit(self, measured: Iterable[tuple[StepLoad, float]]) -> None:
@@ -51,9 +55,13 @@ class StepTime:
         """Seconds; 0 while nothing is known."""
         return sum(w * x for w, x in zip(self._w, load.features(), strict=True))
 
+    def at_worst(self, load: StepLoad) -> float:
+        """Seconds that 97 of 100 such steps do not exceed."""
+        return self._margin * self.predict(load)
+
     def prompt_tokens_within(self, seconds: float, load: StepLoad) -> int:
-        """How many prompt tokens fit into `seconds` beside `load`."""
-        left = seconds - self.predict(load)
+        """How many prompt tokens fit into `seconds` beside `load`, 97 times of 100."""
+        left = seconds / self._margin - self.predict(load)
         if left <= 0 or not self._w[3]:
             return 0 if left <= 0 else 1 << 30
         return int(left / self._w[3])
@@ -64,6 +72,9 @@ class StepTime:
             return
         x = load.features()
         expected = self.predict(load)
+        # Stochastic quantile tracking: up by 0.97 where it was exceeded, down by 0.03 where not.
+        above = seconds > self._margin * expected
+        self._margin = max(1.0, self._margin + self._QUANTILE_RATE * (above - (1.0 - self._QUANTILE)))
         error = min(seconds, self._OUTLIER * expected) - expected
         power = sum(scale * value**2 for scale, value in zip(self._scale, x, strict=True))
         if power <= 0.0:
