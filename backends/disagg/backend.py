@@ -6,14 +6,20 @@ import asyncio
 import importlib.util
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Surface, Usage
+import msgspec
+
+from backends.base import BackendError, Call, Health, PromptCount, Surface
+from backends.disagg.choice import Choice
 from backends.disagg.cluster import Cluster, Generation
+from backends.disagg.grammars import check_grammar, grammar_of
 from backends.disagg.messages import Role, Sampling, WorkerConfig
-from backends.disagg.render import Renderer
-from backends.disagg.request import GenerationRequest, chat_messages, completion_prompt, parse_request
+from backends.disagg.refusals import unsupported
+from backends.disagg.reply import DisaggReply
+from backends.disagg.request import chat_messages, completion_prompt, parse_request
+from backends.disagg.tools import parse_tools
 from backends.models import (
     ModelConfig,
     ModelError,
@@ -24,8 +30,6 @@ from backends.models import (
     load_tokenizer,
     resolve,
 )
-from backends.models.detokenize import Detokenizer
-from backends.models.stops import StopChecker
 from backends.options import DisaggOptions
 
 LEASE_S = 60.0
@@ -87,7 +91,7 @@ class DisaggBackend:
             return None
         try:
             if surface == "chat.completions":
-                ids = self._tokenizer.encode_chat(chat_messages(body))
+                ids = self._encode_chat(self._tokenizer, body)
             else:
                 prompt = completion_prompt(body)
                 ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -102,6 +106,14 @@ class DisaggBackend:
                 param="prompt",
             )
         return PromptCount(len(ids), exact=True, prompt_ids=tuple(ids))
+
+    @staticmethod
+    def _encode_chat(tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:
+        style = tokenizer.tool_style
+        if style is None and body.get("tools") and body.get("tool_choice") != "none":
+            raise unsupported("tools", body["tools"], "this model's chat template knows no tools")
+        tools = parse_tools(body)
+        return tokenizer.encode_chat(chat_messages(body, style), tools.definitions if tools else None)
 
     async def open(self, call: Call) -> DisaggReply:
         cluster, tokenizer = self._cluster, self._tokenizer
@@ -145,9 +157,22 @@ class DisaggBackend:
             repetition_penalty=request.repetition_penalty,
             logit_bias=sorted(request.logit_bias.items()),
             min_tokens=request.min_tokens,
+            logprobs=request.logprobs,
         )
-        generation = cluster.submit(list(prompt_ids), sampling, call.goals)
-        return DisaggReply(cluster, generation, tokenizer, call, request, len(prompt_ids), frozenset(ends))
+        grammar = grammar_of(request, tokenizer.tool_style)
+        if grammar is not None:
+            await check_grammar(grammar, "tool_choice" if request.schema is None else "response_format")
+        generations: list[Generation] = []
+        try:
+            for index in range(request.n):  # each has a stream of random numbers of its own
+                seeded = msgspec.structs.replace(sampling, seed=(request.seed + index) & ((1 << 64) - 1))
+                generations.append(cluster.submit(list(prompt_ids), seeded, call.goals, grammar))
+        except BackendError:
+            for generation in generations:
+                cluster.end(generation)
+            raise
+        choices = [Choice(index, tokenizer, request, frozenset(ends)) for index in range(request.n)]
+        return DisaggReply(cluster, generations, choices, call, request, len(prompt_ids))
 
     def health(self) -> Health:
         if self._cluster is None:
@@ -172,82 +197,6 @@ class DisaggBackend:
 def _read(model: str) -> tuple[ModelFiles, ModelConfig, str, Tokenizer]:
     files = resolve(model, pull_missing=True)
     return files, load_config(files), fingerprint(files), load_tokenizer(files)
-
-
-class DisaggReply:
-    """An answer of the bundled cluster under way."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        generation: Generation,
-        tokenizer: Tokenizer,
-        call: Call,
-        request: GenerationRequest,
-        prompt_tokens: int,
-        ends: frozenset[int],
-    ) -> None:
-        self.status = 200
-        self.headers: Mapping[str, str] = {"content-type": "text/event-stream" if call.stream else "application/json"}
-        self._cluster = cluster
-        self._generation = generation
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopChecker(request.stop)
-        self._call = call
-        self._request = request
-        self._prompt_tokens = prompt_tokens
-        self._cached_tokens = 0
-        self._completion_tokens = 0
-        self._finish_reason = ""
-        self._ends = ends
-
-    @property
-    def transfer(self) -> KVTransfer | None:
-        return self._generation.transfer
-
-    async def aclose(self) -> None:
-        self._cluster.end(self._generation)
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        call = self._call
-        renderer = Renderer(call.surface, secrets.token_hex(12), str(call.body.get("model", "")))
-        try:
-            if call.stream:
-                opening = renderer.opening()
-                if opening is not None:
-                    yield opening
-                async for text in self._texts():
-                    if self._finish_reason:
-                        include = self._request.include_usage
-                        yield renderer.ending(text, self._finish_reason, self._usage(), include)
-                    elif text:
-                        yield renderer.text(text)
-            else:
-                whole = "".join([text async for text in self._texts()])
-                yield renderer.whole(whole, self._finish_reason, self._usage())
-        finally:
-            self._cluster.end(self._generation)
-
-    async def _texts(self) -> AsyncIterator[str]:
-        """The answer's text as it becomes final; `_finish_reason` is set before the last piece."""
-        async for token in self._generation:
-            self._completion_tokens += 1
-            self._cached_tokens += token.cached
-            text = "" if token.token in self._ends else self._detokenizer.push([token.token])
-            if token.finish_reason is not None:
-                text += self._detokenizer.finish()
-            text, stopped = self._stops.push(text)
-            if stopped:
-                self._finish_reason = "stop"
-            elif token.finish_reason is not None:
-                text += self._stops.flush()
-                self._finish_reason = token.finish_reason
-            yield text
-            if self._finish_reason:
-                return
-
-    def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
 
 
 def worker_configs(

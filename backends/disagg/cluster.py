@@ -85,6 +85,11 @@ class Generation:
             self._ready.append(error)
             self._wake.set()
 
+    def stop(self) -> None:
+        """No more tokens are wanted; who waits for one is told so."""
+        self.finished = True
+        self._wake.set()
+
     def __aiter__(self) -> Generation:
         return self
 
@@ -244,7 +249,9 @@ class Cluster:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    def submit(self, prompt_ids: list[int], sampling: Sampling, goals: Goals = NO_GOALS) -> Generation:
+    def submit(
+        self, prompt_ids: list[int], sampling: Sampling, goals: Goals = NO_GOALS, grammar: str | None = None
+    ) -> Generation:
         """Give a request to the least busy workers. Raises BackendError (503) where a pool is down."""
         self._next_request += 1
         request = self._next_request
@@ -258,9 +265,11 @@ class Cluster:
         if generation.prefill is not None:
             assert generation.prefill.started is not None
             source = generation.prefill.started.address
-            self._give(generation.prefill, generation, Submit(request, prompt_ids, sampling, ttft_s=ttft_s))
+            submit = Submit(request, prompt_ids, sampling, ttft_s=ttft_s, grammar=grammar)
+            self._give(generation.prefill, generation, submit)
         if generation.decode is not None:
-            self._give(generation.decode, generation, Submit(request, prompt_ids, sampling, source, ttft_s, tpot_s))
+            submit = Submit(request, prompt_ids, sampling, source, ttft_s, tpot_s, grammar)
+            self._give(generation.decode, generation, submit)
         generation.computing.prompt_backlog += generation.backlog
         return generation
 
@@ -276,7 +285,7 @@ class Cluster:
 
     def end(self, generation: Generation) -> None:
         """Free what `generation` still holds anywhere: it finished, or its client is gone."""
-        generation.finished = True
+        generation.stop()
         for worker in (generation.prefill, generation.decode):
             if worker is not None and worker.active.pop(generation.request, None) is not None:
                 worker.send(Abort(generation.request))

@@ -57,6 +57,7 @@ class Sampling(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: list[tuple[int, float]] = []
     min_tokens: int = 0
+    logprobs: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -71,6 +72,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """The first token is due this long after now."""
     tpot_s: float | None = None
     """Seconds between tokens that are promised."""
+    grammar: str | None = None
+    """llguidance's form of what the answer must look like."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -104,6 +107,8 @@ class TokenOut(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: str | None
     cached: int = 0
     """With the first token: how many prompt tokens were found in the prefix cache."""
+    logprobs: list[tuple[int, float]] | None = None
+    """Where asked for: this token's, then those of the likeliest."""
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,8 +29,11 @@ from backends.disagg.messages import (
     frame,
 )
 from backends.disagg.worker import Event, Worker
-from backends.models import ModelError, ModelFiles, load_config
+from backends.models import ModelError, ModelFiles, load_config, load_tokenizer
 from backends.models.weights import load_weights
+
+if TYPE_CHECKING:
+    from backends.disagg.engine.grammar import Grammars
 
 
 def _receive(control: socket.socket) -> bytes:
@@ -86,6 +90,14 @@ def _load(config: WorkerConfig) -> Engine:
     return engine
 
 
+def _grammars(config: WorkerConfig) -> Grammars:
+    """Only where a request asks for a form: reading the vocabulary takes seconds."""
+    from backends.disagg.engine.grammar import Grammars
+
+    tokenizer = load_tokenizer(ModelFiles(config.model, Path(config.model_path), config.model_kind))
+    return Grammars(tokenizer.to_json(), tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
 def resolve_dtype(dtype: str, device: str) -> str:
     """`auto` is bfloat16 where the processor or GPU computes in it, else float32."""
     if dtype != "auto":
@@ -110,7 +122,7 @@ def main() -> None:
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     threading.Thread(target=_read_control, args=(control, inbox), name="control", daemon=True).start()
     try:
-        worker = Worker(config, _load(config), control, inbox)
+        worker = Worker(config, _load(config), control, inbox, lambda: _grammars(config))
     except Exception as error:
         if isinstance(error, ModelError):
             failed = StartFailed(error.message, error.hint)

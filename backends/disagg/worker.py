@@ -10,8 +10,11 @@ import logging
 import os
 import queue
 import socket
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +37,9 @@ from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
 from backends.disagg.transfer.wire import Hello, WireError
 
+if TYPE_CHECKING:
+    from backends.disagg.engine.grammar import Grammar, Grammars
+
 log = logging.getLogger("splitroute.worker")
 
 _STATE_INTERVAL_S = 0.25
@@ -50,7 +56,13 @@ class _PullFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = Submit | Abort | Stop | Landed | _Released | _PullFailed
+class _Compiled(msgspec.Struct, frozen=True):
+    submit: Submit
+    grammar: Grammar | None
+    error: str = ""
+
+
+Event = Submit | Abort | Stop | Landed | _Released | _PullFailed | _Compiled
 
 
 class Worker:
@@ -62,6 +74,7 @@ class Worker:
         engine: Engine,
         control: socket.socket,
         inbox: queue.SimpleQueue[Event],
+        load_grammars: Callable[[], Grammars],
     ) -> None:
         self.config = config
         self.engine = engine
@@ -77,6 +90,10 @@ class Worker:
         """(end, request) of KV held for a decode worker; every lease is equally long, so the first ends first."""
         self._last_state: tuple[float, State | None] = (0.0, None)
         self.stopping = False
+        self.compiling: set[int] = set()
+        """Requests whose grammar is being compiled."""
+        self._compilations: queue.SimpleQueue[Submit] | None = None
+        self._load_grammars = load_grammars
 
     # --- life ----------------------------------------------------------------------------------------
 
@@ -140,8 +157,12 @@ class Worker:
 
     def handle(self, message: Event) -> None:
         match message:
-            case Submit():
+            case Submit(grammar=None):
                 self.submit(message)
+            case Submit():
+                self.compile(message)
+            case _Compiled(submit, grammar, error):
+                self.compiled(submit, grammar, error)
             case Abort(request):
                 self.abort(request)
             case _Released(request):
@@ -154,7 +175,35 @@ class Worker:
             case Landed():
                 self.landed(message)
 
-    def submit(self, message: Submit) -> None:
+    def compile(self, message: Submit) -> None:
+        """Let a thread make the grammar: reading a vocabulary for the first one takes a second or two."""
+        if self._compilations is None:
+            self._compilations = queue.SimpleQueue()
+            threading.Thread(target=self._compile_all, args=(self._compilations,), name="grammar", daemon=True).start()
+        self.compiling.add(message.request)
+        self._compilations.put(message)
+
+    def _compile_all(self, messages: queue.SimpleQueue[Submit]) -> None:
+        grammars: Grammars | None = None
+        while True:
+            message = messages.get()
+            try:
+                grammars = grammars or self._load_grammars()
+                assert message.grammar is not None
+                self.inbox.put(_Compiled(message, grammars.compile(message.grammar)))
+            except Exception as error:  # whatever it is, this request fails and the worker lives
+                self.inbox.put(_Compiled(message, None, str(error) or type(error).__name__))
+
+    def compiled(self, message: Submit, grammar: Grammar | None, error: str) -> None:
+        if message.request not in self.compiling:
+            return  # aborted meanwhile
+        self.compiling.remove(message.request)
+        if grammar is None:
+            self.say(Failed(message.request, f"the answer's form cannot be enforced: {error}", status=400))
+        else:
+            self.submit(message, grammar)
+
+    def submit(self, message: Submit, grammar: Grammar | None = None) -> None:
         now = time.monotonic()
         asked = msgspec.structs.asdict(message.sampling)
         asked["stop_ids"] = frozenset(asked["stop_ids"])
@@ -167,6 +216,7 @@ class Worker:
             remote_kv=message.source is not None,
             deadline=now + (_PATIENCE_S if message.ttft_s is None else message.ttft_s),
             tpot_s=message.tpot_s,
+            grammar=grammar,
         )
         try:
             self.engine.scheduler.add(seq)
@@ -179,6 +229,7 @@ class Worker:
 
     def abort(self, request: int) -> None:
         """The client is gone: free everything, at once or as soon as a transfer into it has stopped."""
+        self.compiling.discard(request)
         source = self.sources.get(request)
         puller = self.pullers.get(source) if source else None
         if puller is not None and not puller.cancel(request):
@@ -203,6 +254,9 @@ class Worker:
     def report(self, result: StepResult) -> None:
         """Tell the coordinator and the KV peers what a step did."""
         pool = self.engine.scheduler.pool
+        for out in result.tokens:
+            if out.finish_reason is not None and out.seq.grammar is not None and (error := out.seq.grammar.error):
+                self.say(Failed(out.seq.id, f"the answer lost its form: {error}", status=500))
         if result.tokens:  # first: a decode worker's tokens must not overtake the first one
             self.say(Tokens([_token_out(out) for out in result.tokens]))
         if self.server is not None:
@@ -291,4 +345,4 @@ class Worker:
 
 def _token_out(out: Token) -> TokenOut:
     cached = out.seq.cached if out.index == 0 else 0
-    return TokenOut(out.seq.id, out.index, out.token, out.finish_reason, cached)
+    return TokenOut(out.seq.id, out.index, out.token, out.finish_reason, cached, list(out.logprobs or ()) or None)

@@ -15,6 +15,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
         from jinja2 import TemplateError
+        from jinja2.meta import find_undeclared_variables
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -26,15 +27,17 @@ class ChatTemplate:
         self._names = {"bos_token": bos_token, "eos_token": eos_token}
         self._error = TemplateError
         try:
+            self.takes_tools = "tools" in find_undeclared_variables(environment.parse(source))
+            self.source = source
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ModelError(f"the model's chat template cannot be read: {error}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The conversation up to the assistant's next words. Raises ModelError where the template refuses."""
         flat = [{**message, "content": _text(message.get("content"))} for message in messages]
         try:
-            return self._template.render(messages=flat, add_generation_prompt=True, **self._names)
+            return self._template.render(messages=flat, tools=tools, add_generation_prompt=True, **self._names)
         except (self._error, TypeError, ValueError, KeyError) as error:
             raise ModelError(f"the model's chat template refuses these messages: {error}") from None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from backends.models.chat_template import ChatTemplate
 from backends.models.config import load_config, read_json
@@ -13,6 +14,13 @@ from backends.models.files import ModelFiles
 
 if TYPE_CHECKING:
     import tokenizers
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_REST = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(_REST)}
+"""GPT-2's way to write any byte as a printable character."""
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+"""SentencePiece's way."""
 
 
 class Tokenizer:
@@ -32,6 +40,8 @@ class Tokenizer:
         self._template = template
         self._bos = bos_token_id if add_bos else None
         self.eos_token_ids = frozenset(eos_token_ids)
+        decoder = tokenizer.decoder
+        self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self.vocab_size = vocab_size
         """As the model has it: ids below it are valid input."""
 
@@ -40,19 +50,46 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids if self._bos is None else [self._bos, *ids]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """The ids of a conversation, up to where the assistant's answer begins. Raises ModelError."""
         # The template writes special tokens itself; adding them again would double the first.
-        ids: list[int] = self._tokenizer.encode(self.render_chat(messages), add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(self.render_chat(messages, tools), add_special_tokens=False).ids
         return ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """The conversation as text. Raises ModelError where the template refuses it, or there is none."""
         if self._template is None:
             raise ModelError(
                 "this model has no chat template", hint="use /v1/completions, or an instruction-tuned model"
             )
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
+
+    @property
+    def tool_style(self) -> Literal["tagged", "bare"] | None:
+        """How the chat template has the model write tool calls; None where it cannot tell it of any."""
+        if self._template is None or not self._template.takes_tools:
+            return None
+        return "tagged" if "<tool_call>" in self._template.source else "bare"
+
+    def token_bytes(self, token: int) -> bytes:
+        """What `token` adds to the text; nothing for an id outside the vocabulary. Special tokens have their names."""
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._byte_level:
+            return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in piece)
+        if (byte := _BYTE_PIECE.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+    def to_json(self) -> str:
+        """The tokenizer as a Hugging Face tokenizer.json."""
+        text: str = self._tokenizer.to_str()
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens; bytes that are no UTF-8 become U+FFFD."""

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import BackendError, Usage
+from backends.disagg.choice import Delta
 from backends.disagg.render import Renderer
 from backends.disagg.request import chat_messages, completion_prompt, parse_request
+
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
@@ -28,11 +31,28 @@ from backends.disagg.request import chat_messages, completion_prompt, parse_requ
         ({"stop": ""}, "stop", "non-empty"),
         ({"stop": ["x"] * 17}, "stop", "at most 16"),
         ({"seed": "s"}, "seed", "'s'"),
-        ({"n": 2}, "n", "use 1"),
+        ({"n": 0}, "n", "from 1 to 128"),
+        ({"n": 129}, "n", "from 1 to 128"),
         ({"stream_options": 1}, "stream_options", "include_usage"),
-        ({"tools": [{"type": "function"}]}, "tools", "route this request to a target that supports it"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
-        ({"logprobs": True}, "logprobs", "True"),
+        ({"tools": "x"}, "tools", "a list of functions"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", '"name": "…"'),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "functions only"),
+        ({"tools": [TOOL, TOOL]}, "tools", "a name of its own"),
+        ({"tools": [{**TOOL, "function": {"name": "f", "parameters": 3}}]}, "tools[0].function.parameters", "schema"),
+        ({"tool_choice": "required"}, "tool_choice", "give `tools`"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", '"required"'),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "tools: f"),
+        ({"response_format": "json"}, "response_format", '"json_object"'),
+        ({"response_format": {"type": "json_schema"}}, "response_format", '"schema"'),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "not both",
+        ),
+        ({"logprobs": 3}, "logprobs", "true or false"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "set logprobs"),
+        ({"best_of": 2}, "best_of", "route this request to a target that supports it"),
         ({"top_k": -2}, "top_k", "of at least -1"),
         ({"min_p": 1.5}, "min_p", "from 0 to 1"),
         ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
@@ -76,12 +96,27 @@ def test_a_seed_is_kept_and_its_absence_differs_each_time() -> None:
         [{"role": "user"}],
         [{"role": "user", "content": 3}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "assistant", "tool_calls": "x"}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     ],
 )
 def test_malformed_messages_are_a_400_about_messages(messages: Any) -> None:
     with pytest.raises(BackendError) as caught:
-        chat_messages({"messages": messages})
+        chat_messages({"messages": messages}, "tagged")
     assert caught.value.status == 400 and (caught.value.param or "").startswith("messages")
+
+
+def test_past_calls_and_their_results_are_read_where_the_template_knows_tools_and_named_where_not() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": "2"}]
+    read = chat_messages({"messages": messages}, "tagged")
+    assert read[0]["tool_calls"][0]["function"]["arguments"] == {"x": 1}, "templates write objects, not strings"
+    assert read[1] == messages[1]
+    for message in messages:
+        with pytest.raises(BackendError, match="knows no tools") as caught:
+            chat_messages({"messages": [message]}, None)
+        assert caught.value.code == "unsupported_parameter"
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], ["a", "b"], [1, -1], [True], {"x": 1}, [[1], [2]]])
@@ -109,6 +144,10 @@ json_values = st.recursive(
                 "stop",
                 "n",
                 "tools",
+                "tool_choice",
+                "response_format",
+                "logprobs",
+                "top_logprobs",
                 "max_tokens",
                 "logit_bias",
                 "min_tokens",
@@ -119,7 +158,7 @@ json_values = st.recursive(
     )
 )
 def test_any_body_is_understood_or_refused(body: dict[str, Any]) -> None:
-    for parse in (lambda: parse_request("chat.completions", body), lambda: chat_messages(body)):
+    for parse in (lambda: parse_request("chat.completions", body), lambda: chat_messages(body, "bare")):
         try:
             parse()
         except BackendError as error:
@@ -129,11 +168,11 @@ def test_any_body_is_understood_or_refused(body: dict[str, Any]) -> None:
 def test_a_stream_ends_with_finish_reason_then_usage_then_done() -> None:
     """litellm#9657: one usage chunk with `choices: []`, and only where it was asked for."""
     renderer = Renderer("chat.completions", "abc", "chat")
-    piece = renderer.ending("!", "stop", Usage(5, 2), include_usage=True)
-    *events, done = [line[6:] for line in piece.data.decode().split("\n\n") if line]
+    data = renderer.delta(0, Delta("!", finish_reason="stop")) + renderer.ending(Usage(5, 2), include_usage=True)
+    *events, done = [line[6:] for line in data.decode().split("\n\n") if line]
     assert done == "[DONE]"
     text, finish, usage = map(json.loads, events)
     assert text["choices"][0]["delta"] == {"content": "!"}
     assert finish["choices"][0]["finish_reason"] == "stop"
     assert usage["choices"] == [] and usage["usage"]["total_tokens"] == 7
-    assert b"usage" not in renderer.ending("", "stop", Usage(5, 2), include_usage=False).data
+    assert b"usage" not in renderer.ending(Usage(5, 2), include_usage=False)

@@ -14,7 +14,7 @@ from backends.disagg.engine.kv_cache import KVCache, KVGeometry
 from backends.disagg.engine.models import ARCHITECTURES
 from backends.disagg.engine.models.decoder import Decoder
 from backends.disagg.engine.runner import choose_runner
-from backends.disagg.engine.sampler import sample
+from backends.disagg.engine.sampler import TopTokens, logprobs, sample, top_tokens
 from backends.disagg.engine.scheduler import Chunk, Scheduler
 from backends.disagg.engine.sequence import Sequence
 from backends.disagg.engine.warmup import measure_steps
@@ -49,6 +49,8 @@ class Token:
     index: int
     token: int
     finish_reason: str | None
+    logprobs: TopTokens | None = None
+    """Its own, then those of the likeliest tokens."""
 
 
 @dataclass(slots=True)
@@ -129,15 +131,19 @@ class Engine:
         begun = time.perf_counter()
         load = self.scheduler.load_of(step)
         logits, sampled = self.runner.run(step)
+        asked = logprobs(logits, sampled)
         drawn = dict(zip(sampled, sample(logits, sampled), strict=True))
         self.scheduler.step_time.observe(load, time.perf_counter() - begun)
         for chunk in step.prefill:
-            self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), result)
+            self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), asked.get(chunk.seq), result)
         for seq in step.decode:
-            self._advance(seq, 1, drawn[seq], result)
+            self._advance(seq, 1, drawn[seq], asked.get(seq), result)
         return result
 
-    def _advance(self, seq: Sequence, computed: int, token: int | None, result: StepResult) -> None:
+    def _advance(
+        self, seq: Sequence, computed: int, token: int | None, row: torch.Tensor | None, result: StepResult
+    ) -> None:
         reason = self.scheduler.advance(seq, computed, token)
         if token is not None:
-            result.tokens.append(Token(seq, seq.output_len - 1, token, reason))
+            top = None if row is None else top_tokens(row, token, seq.params.logprobs or 0)
+            result.tokens.append(Token(seq, seq.output_len - 1, token, reason, top))

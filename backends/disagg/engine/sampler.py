@@ -8,11 +8,13 @@ import torch
 
 from backends.disagg.engine.sequence import Sequence
 
+TopTokens = tuple[tuple[int, float], ...]
+
 
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     """The next token id of each sequence; row i of `logits` (float32 [>= n, vocab]) is sequence i's."""
     for row, seq in enumerate(sequences):
-        if not seq.params.plain:
+        if not seq.params.plain or seq.grammar is not None:
             _adjust(logits[row], seq)
     greedy: list[int] = logits.argmax(-1).tolist()
     return [_draw(logits[row], seq) if seq.params.temperature > 0 else greedy[row] for row, seq in enumerate(sequences)]
@@ -32,8 +34,17 @@ def _adjust(logits: torch.Tensor, seq: Sequence) -> None:
         logits[said] -= params.frequency_penalty * times + params.presence_penalty
     for token, bias in params.logit_bias:
         logits[token] += bias
+    allowed: torch.Tensor | None = None
+    if seq.grammar is not None:
+        allowed = seq.grammar.mask(len(logits)).to(logits.device)
+        logits.masked_fill_(~allowed, float("-inf"))
     if seq.output_len < params.min_tokens and params.stop_ids:
-        logits[torch.tensor(sorted(params.stop_ids), device=logits.device)] = float("-inf")
+        ends = torch.tensor(sorted(params.stop_ids), device=logits.device)
+        if allowed is not None:
+            allowed[ends] = False
+            if not allowed.any():
+                return  # a grammar that only allows the end is not to be argued with
+        logits[ends] = float("-inf")
 
 
 def _draw(logits: torch.Tensor, seq: Sequence) -> int:
@@ -49,3 +60,15 @@ def _draw(logits: torch.Tensor, seq: Sequence) -> int:
     target = params.uniform(seq.output_len) * float(cumulative[kept - 1])
     index = int(torch.searchsorted(cumulative[:kept], target, right=True))
     return int(ids[min(index, kept - 1)])
+
+
+def logprobs(logits: torch.Tensor, sequences: list[Sequence]) -> dict[Sequence, torch.Tensor]:
+    """Float32 [vocab] for each sequence that asked for them; to be called before `sample`, which changes logits."""
+    return {seq: logits[row].log_softmax(-1) for row, seq in enumerate(sequences) if seq.params.logprobs is not None}
+
+
+def top_tokens(row: torch.Tensor, chosen: int, count: int) -> TopTokens:
+    """(token, log-probability) of the `chosen` one, then of the `count` likeliest, best first."""
+    values, ids = row.topk(count) if count else (row[:0], row[:0])
+    best = zip(ids.tolist(), values.tolist(), strict=True)
+    return ((chosen, float(row[chosen])), *((int(token), value) for token, value in best))

@@ -108,7 +108,7 @@ class Scheduler:
     def received(self, seq: Sequence, first_token: int) -> None:
         """The prompt's KV lies in `seq`'s blocks: it decodes from `first_token` on."""
         seq.computed = seq.prompt_len
-        seq.tokens.append(first_token)
+        seq.append(first_token)
         self.receiving.remove(seq)
         self._run(seq)
 
@@ -149,7 +149,7 @@ class Scheduler:
         seq.computed += computed
         if token is None:
             return None
-        seq.tokens.append(token)
+        seq.append(token)
         seq.decoded_at = self._steps
         reason = seq.finish_reason()
         if seq.status is Status.PREFILLING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Protocol
 
 _MASK = (1 << 64) - 1
 
@@ -36,6 +37,8 @@ class SamplingParams:
     """(token id, added to its logit)."""
     min_tokens: int = 0
     """No stop id is drawn before the answer has as many tokens."""
+    logprobs: int | None = None
+    """Report each token's log-probability, as the model gives it, and those of so many likeliest; None for none."""
 
     @property
     def plain(self) -> bool:
@@ -71,6 +74,20 @@ class Status(Enum):
     FINISHED = auto()
 
 
+class Constraint(Protocol):
+    """A grammar's state, as `grammar.Grammar` keeps it."""
+
+    def mask(self, vocabulary: int) -> Any: ...
+
+    def advance(self, token: int) -> None: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def error(self) -> str: ...
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` is the prompt and what was generated; KV exists for the first `computed` of them."""
@@ -96,11 +113,19 @@ class Sequence:
     """`prefix_keys` of the prompt, where its blocks may be shared."""
     decoded_at: int = 0
     """The scheduler's step in which it last got a token."""
+    grammar: Constraint | None = None
+    """What the answer must look like."""
     host_kv: object = None
     """The runner's copy of the KV while the sequence is swapped out."""
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
+
+    def append(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self.tokens.append(token)
+        if self.grammar is not None and token not in self.params.stop_ids:
+            self.grammar.advance(token)
 
     @property
     def output_len(self) -> int:
@@ -108,7 +133,7 @@ class Sequence:
 
     def finish_reason(self) -> str | None:
         """Why generation is over after the newest token, in OpenAI's words; None while it goes on."""
-        if self.tokens[-1] in self.params.stop_ids:
+        if self.tokens[-1] in self.params.stop_ids or (self.grammar is not None and self.grammar.finished):
             return "stop"
         if self.output_len >= self.params.max_tokens:
             return "length"
