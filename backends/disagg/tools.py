@@ -111,7 +111,8 @@ JSON_STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ",
 class CallReader:
     """Tells calls from text in an answer as it comes. Whatever pieces it comes in, the result is the same.
 
-    Blanks beside a call and before the first word are dropped. What looks like a call but is none, or of a tool that nobody offered, is text.
+    Blanks beside a call and before the first word are dropped. What looks like a call but is none, or of a tool
+    that nobody offered, is text.
     """
 
     def __init__(self, style: Style, names: frozenset[str]) -> None:
