@@ -53,7 +53,7 @@ class ModelConfig:
 def load_config(files: ModelFiles) -> ModelConfig:
     """Raises ModelError where the configuration is missing something or makes no sense."""
     if files.kind == "gguf":
-        from backends.models.gguf_llama import read_config
+        from backends.models.gguf_model import read_config
 
         return read_config(files.path)
     raw = read_json(files.path / "config.json")

@@ -19,7 +19,7 @@ def load_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[str, 
     if files.kind == "gguf":
         import torch
 
-        from backends.models.gguf_llama import read_weights
+        from backends.models.gguf_model import read_weights
 
         for name, array in read_weights(files.path, config):
             yield name, torch.from_numpy(array)

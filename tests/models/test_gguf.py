@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backends.models import ModelError, ModelFiles, fingerprint, load_config, load_tokenizer
+from backends.models import ModelConfig, ModelError, ModelFiles, fingerprint, load_config, load_tokenizer
 from backends.models.gguf_file import open_gguf
-from backends.models.gguf_llama import read_weights
+from backends.models.gguf_model import read_weights
 
 HIDDEN, HEADS, KV_HEADS, INTER, VOCAB = 64, 4, 2, 96, 40
 
@@ -111,9 +111,60 @@ def test_missing_metadata_is_named(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "spm.gguf", tokenizer="llama")
-    with pytest.raises(ModelError, match="'llama'"):
-        load_tokenizer(ModelFiles("spm", tmp_path / "spm.gguf", "gguf"))
+    write_tiny(tmp_path / "other.gguf", tokenizer="rwkv")
+    with pytest.raises(ModelError, match="'rwkv'"):
+        load_tokenizer(ModelFiles("other", tmp_path / "other.gguf", "gguf"))
+
+
+def k_blocks(kind: str, count: int) -> tuple[bytes, list[float]]:
+    """Random super-blocks of 256 weights, and their values by ggml's definition of the format, one by one."""
+    rng = np.random.default_rng(7)
+    data, values = b"", []
+    for _ in range(count):
+        scale, least = np.float16(rng.uniform(0.001, 0.1)), np.float16(rng.uniform(0.001, 0.1))
+        if kind == "Q4_K":
+            packed, low = rng.integers(0, 256, 12, dtype=np.uint8), rng.integers(0, 256, 128, dtype=np.uint8)
+            data += scale.tobytes() + least.tobytes() + packed.tobytes() + low.tobytes()
+            for sub in range(8):
+                if sub < 4:
+                    by, minus = packed[sub] & 63, packed[sub + 4] & 63
+                else:
+                    by = (packed[sub + 4] & 15) | (packed[sub - 4] >> 6) << 4
+                    minus = (packed[sub + 4] >> 4) | (packed[sub] >> 6) << 4
+                for at in range(32):
+                    nibble = int(low[sub // 2 * 32 + at]) >> 4 * (sub % 2) & 15
+                    values.append(float(scale) * int(by) * nibble - float(least) * int(minus))
+        else:
+            low, high = rng.integers(0, 256, 128, dtype=np.uint8), rng.integers(0, 256, 64, dtype=np.uint8)
+            scales = rng.integers(-128, 128, 16, dtype=np.int8)
+            data += low.tobytes() + high.tobytes() + scales.tobytes() + scale.tobytes()
+            for index in range(256):
+                half, rest = divmod(index, 128)
+                quarter, at = divmod(rest, 32)
+                nibble = int(low[half * 64 + quarter % 2 * 32 + at]) >> 4 * (quarter // 2) & 15
+                top = int(high[half * 32 + at]) >> 2 * quarter & 3
+                values.append(float(scale) * int(scales[index // 16]) * ((nibble | top << 4) - 32))
+    return data, values
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_k_quants_are_read_as_ggml_defines_them(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "k.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    data, values = k_blocks(kind, 6)
+    raw = np.frombuffer(data, dtype=np.uint8).reshape(3, -1)  # [3, 512] weights
+    writer.add_tensor("token_embd.weight", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ((_, array),) = read_weights(path, load_config_of_a_tiny_model(tmp_path))
+    np.testing.assert_allclose(array, np.array(values).reshape(3, 512), rtol=1e-5, atol=1e-6)
+
+
+def load_config_of_a_tiny_model(folder: Path) -> ModelConfig:
+    write_tiny(folder / "tiny.gguf")
+    return load_config(ModelFiles("tiny", folder / "tiny.gguf", "gguf"))
 
 
 def test_a_file_truncated_anywhere_is_refused(tiny: Path) -> None:

@@ -1,9 +1,10 @@
-"""What a GGUF file of the Llama family means: its shape, and its weights under their Hugging Face names."""
+"""What a GGUF file of a supported family means: its shape, and its weights under their Hugging Face names."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,38 @@ if TYPE_CHECKING:
 
     from backends.models.config import ModelConfig
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-"""`general.architecture` -> the HF class that computes the same."""
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What llama.cpp's converter did to one architecture's weights."""
+
+    architecture: str
+    """The HF class that computes the same."""
+    interleaved: bool = False
+    """The rotary halves of query and key heads are interleaved."""
+    norm_added: float = 0.0
+    """What was added to the weight of every norm."""
+    sandwich_norms: bool = False
+    activation: str = "silu"
+    windows_every: int = 0
+    """All layers but each so-manieth have a sliding window (llama.cpp has this in its code, not in the file)."""
+    local_rope_theta: float | None = None
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", interleaved=True),  # Mistral too
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM"),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        norm_added=1.0,
+        sandwich_norms=True,
+        activation="gelu_pytorch_tanh",
+        windows_every=6,
+        local_rope_theta=10_000.0,
+    ),
+}
+"""By `general.architecture`."""
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -29,12 +60,21 @@ _LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_SANDWICH_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA3_27B_LAYERS = 62
+"""The one Gemma 3 whose attention scale is not that of its heads; the file does not say so."""
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -44,8 +84,9 @@ def read_config(path: Path) -> ModelConfig:
     file = open_gguf(path)
     known = file.metadata
     name = str(known.get("general.architecture"))
-    if name not in ARCHITECTURES:
-        raise ModelError(f"{path}: GGUF architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ModelError(f"{path}: GGUF architecture {name!r} is not supported; supported: {', '.join(FAMILIES)}")
 
     def need(key: str) -> Any:
         if (found := known.get(f"{name}.{key}")) is None:
@@ -60,12 +101,14 @@ def read_config(path: Path) -> ModelConfig:
         )
     heads, hidden = int(need("attention.head_count")), int(need("embedding_length"))
     ends = {known[key] for kind in ("eos", "eot") if (key := f"tokenizer.ggml.{kind}_token_id") in known}
+    layers = int(need("block_count"))
+    window = known.get(f"{name}.attention.sliding_window") if family.windows_every else None
     return ModelConfig(
-        architecture=ARCHITECTURES[name],
+        architecture=family.architecture,
         vocab_size=int(known.get(f"{name}.vocab_size") or len(known.get("tokenizer.ggml.tokens", ()))),
         hidden_size=hidden,
         intermediate_size=int(need("feed_forward_length")),
-        num_layers=int(need("block_count")),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=int(known.get(f"{name}.attention.head_count_kv", heads)),
         head_dim=int(known.get(f"{name}.attention.key_length", hidden // heads)),
@@ -74,24 +117,35 @@ def read_config(path: Path) -> ModelConfig:
         rope_scaling=None,
         rms_norm_eps=float(need("attention.layer_norm_rms_epsilon")),
         tie_word_embeddings="output.weight" not in tensors,
-        hidden_act="silu",
+        hidden_act=family.activation,
         attention_bias=False,
         mlp_bias=False,
         bos_token_id=known.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=tuple(sorted(int(end) for end in ends)),
+        window=None if window is None else int(window),
+        windowed_layers=()
+        if window is None
+        else tuple((layer + 1) % family.windows_every != 0 for layer in range(layers)),
+        attention_scale=(hidden / heads) ** -0.5 if name == "gemma3" and layers == _GEMMA3_27B_LAYERS else None,
+        local_rope_theta=family.local_rope_theta,
     )
 
 
 def read_weights(path: Path, config: ModelConfig) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """(HF name, float32 array) of every tensor, dequantized one by one."""
+    import numpy as np
+
     file = open_gguf(path)
+    family = FAMILIES[str(file.metadata["general.architecture"])]
     for tensor in file.tensors:
         array = _dequantized(path, file.data, tensor)
-        if ".attn_q." in tensor.name:
+        if family.interleaved and ".attn_q." in tensor.name:
             array = _unpermute(array, config.num_heads)
-        elif ".attn_k." in tensor.name:
+        elif family.interleaved and ".attn_k." in tensor.name:
             array = _unpermute(array, config.num_kv_heads)
-        yield _hf_name(tensor.name), array
+        elif family.norm_added and tensor.name.endswith("norm.weight"):
+            array = array - np.float32(family.norm_added)
+        yield _hf_name(tensor.name, family), array
         if hasattr(mmap, "MADV_DONTNEED"):
             file.data.madvise(mmap.MADV_DONTNEED)  # its pages stay in the file cache, but not in this process
 
@@ -117,12 +171,13 @@ def _dequantized(path: Path, data: mmap.mmap, tensor: TensorInfo) -> npt.NDArray
     return array.reshape(tensor.shape).astype(np.float32, copy=False)
 
 
-def _hf_name(name: str) -> str:
+def _hf_name(name: str, family: Family) -> str:
     if (known := _GLOBAL_NAMES.get(name)) is not None:
         return known
     parts = name.split(".")  # blk.<layer>.<part>.<weight or bias>
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    names = {**_LAYER_NAMES, **_SANDWICH_NAMES} if family.sandwich_norms else _LAYER_NAMES
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in names:
+        return f"model.layers.{parts[1]}.{names[parts[2]]}.{parts[3]}"
     raise ModelError(f"GGUF tensor {name!r} is not part of a supported architecture")
 
 
