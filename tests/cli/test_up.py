@@ -9,9 +9,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import openai
 import psutil
+import pydantic
 import pytest
 
 from backends.models import ModelFiles
@@ -56,6 +58,33 @@ def test_the_real_client_streams(gateway: Running) -> None:
     )
     assert raw.headers["x-splitroute-target"] == "own"
     assert {model.id for model in client.models.list()} == {"chat", "smollm2-135m"}
+
+
+class River(pydantic.BaseModel):
+    name: Literal["Danube", "Rhine", "Nile"]
+    in_europe: bool
+
+
+def test_the_real_client_parses_answers_of_its_own_schema(gateway: Running) -> None:
+    client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0)
+    answer = client.chat.completions.parse(
+        model="chat",
+        messages=[{"role": "user", "content": "Name a river."}],
+        response_format=River,
+        temperature=0.8,
+        seed=1,
+        max_tokens=200,
+        n=2,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    assert answer.usage is not None
+    assert len(answer.choices) == 2
+    for choice in answer.choices:
+        assert isinstance(choice.message.parsed, River)
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        assert len(choice.logprobs.content[0].top_logprobs) == 2
+        assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
 
 
 async def test_sixteen_clients_get_what_one_gets(gateway: Running) -> None:

@@ -24,6 +24,7 @@ from tests.disagg.serving import ask, until
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 LONG = "Tell me what this says. " + "The river runs past the old mill and down to the sea. " * 80
 """About a thousand tokens."""
 
@@ -217,7 +218,7 @@ async def test_no_max_tokens_works(unified: DisaggBackend) -> None:
         ({"messages": []}, "messages", "at least one message"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string or a list of text parts"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "text parts"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools", "not supported"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}, "tools", "knows no tools"),
         ({"messages": [{"role": "user", "content": "x"}], "temperature": 3}, "temperature", "from 0 to 2"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "messages", "maximum context length is 8192"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 9000}, "messages", "maximum context length"),
