@@ -40,6 +40,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied": ("Llama", {"tie_word_embeddings": True}),
@@ -49,6 +50,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     ),
+    "qwen2 with yarn": ("Qwen2", {"rope_parameters": {**YARN, "rope_theta": 1_000_000.0}}),
+    "qwen3 with yarn": ("Qwen3", {"rope_parameters": {**YARN, "attention_factor": 1.1, "beta_fast": 8}}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral with a window": ("Mistral", {"sliding_window": 20}),
     "qwen2": ("Qwen2", {}),
