@@ -11,6 +11,7 @@ import torch
 
 from backends.disagg.engine.blocks import BlockPool
 from backends.disagg.engine.kv_cache import KVCache, KVGeometry
+from backends.disagg.engine.memory import give_back_freed_memory
 from backends.disagg.engine.models import ARCHITECTURES
 from backends.disagg.engine.models.decoder import Decoder
 from backends.disagg.engine.runner import choose_runner
@@ -90,6 +91,7 @@ class Engine:
         )
         if config.quantization == "int8":
             decoder.quantize()
+        give_back_freed_memory()
         self.geometry = KVGeometry(
             layers=model_config.num_layers,
             kv_heads=model_config.num_kv_heads,
@@ -100,6 +102,8 @@ class Engine:
         num_blocks = -(-config.kv_tokens // config.block_size)
         self.cache = KVCache(self.geometry, num_blocks, self.device)
         self.runner = choose_runner(decoder, self.cache, config.max_model_len)
+        del decoder  # its weights are the runner's now, or gone
+        give_back_freed_memory()
         self.scheduler = Scheduler(
             BlockPool(num_blocks, config.block_size),
             max_batch=config.max_batch,

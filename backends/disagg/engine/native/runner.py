@@ -10,6 +10,7 @@ import torch
 
 from backends.disagg.engine.batch import lay_out
 from backends.disagg.engine.kv_cache import KVCache
+from backends.disagg.engine.memory import give_back_freed_memory
 from backends.disagg.engine.models.decoder import Decoder
 from backends.disagg.engine.models.rope import rope_table
 from backends.disagg.engine.native import structs
@@ -51,6 +52,8 @@ class NativeRunner:
         weights = structs.Weights(library, cache.geometry.torch_dtype)
         embedding = weights.linear(decoder.embedding)
         head = embedding if decoder.head is decoder.embedding else weights.linear(decoder.head)
+        self._vocabulary = decoder.head.shape[0]
+        decoder.embedding = decoder.head = torch.empty(0)
         half = config.head_dim // 2
 
         def table(theta: float, scaling: dict[str, object] | None) -> tuple[int | None, ...]:
@@ -78,6 +81,8 @@ class NativeRunner:
                 k_norm=weights.pointer(layer.k_norm),
                 windowed=config.windowed(index),
             )
+            del layer, gate, up
+            give_back_freed_memory()
         self._model = structs.Model(
             layer=ctypes.addressof(self._layers),
             embedding=embedding,
@@ -99,7 +104,6 @@ class NativeRunner:
         self._cache = cache_struct(cache)
         self._weights = weights
         self._forward = getattr(library, f"forward_{weights.suffix}")
-        self._vocabulary = decoder.head.shape[0]
         self._block_size = cache.geometry.block_size
 
     def run(self, step: Step) -> tuple[torch.Tensor, list[Sequence]]:
