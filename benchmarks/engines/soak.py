@@ -14,7 +14,7 @@ from benchmarks.engines.load import Parameters, drive
 from benchmarks.engines.ours import make_engine
 
 REQUESTS = 2000
-KV_TOKENS = 1536
+KV_TOKENS = 1024
 ALLOWANCE_MB = 400
 
 
@@ -31,7 +31,7 @@ def soak(model: str, parameters: Parameters) -> dict[str, Any]:
                 prompt = rng.choice(prefixes)[: rng.randint(1, 80)] + prompt
             temperature, top_p = rng.choice([(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)])
             params = SamplingParams(rng.randint(1, 40), temperature, top_p, seed=asked)
-            tpot_s = rng.choice([None, None, 0.05])
+            tpot_s = rng.choice([*[None] * 9, 0.05])
             scheduler.add(
                 Sequence(asked, prompt, params, prefill_only=rng.random() < 0.1, tpot_s=tpot_s, deadline=asked)
             )

@@ -89,6 +89,42 @@ def test_no_stop_id_is_drawn_before_min_tokens() -> None:
     assert draw(said=(1, 1), stop_ids=stops, min_tokens=2) == 0
 
 
+@pytest.mark.parametrize("flat", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"top_p": 0.3},
+        {"top_p": 0.999},
+        {"top_k": 600},
+        {"top_k": 40, "top_p": 0.5},
+        {"min_p": 0.001},
+        {"min_p": 0.9},
+    ],
+    ids=str,
+)
+def test_draws_from_a_large_vocabulary_follow_the_distribution(params: dict[str, Any], flat: float) -> None:
+    """Whether or not the likeliest few hundred decide: never outside the allowed set, and as often as its odds say."""
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(0)) * flat
+    probs, order = logits.double().softmax(-1).sort(descending=True)
+    allowed = torch.ones(3000, dtype=torch.bool)
+    if top_k := params.get("top_k"):
+        allowed[top_k:] = False
+    mass = probs.where(allowed, 0).cumsum(-1)
+    allowed &= mass - probs < params.get("top_p", 1.0) * float(mass[-1])
+    allowed &= probs >= params.get("min_p", 0.0) * probs[0] * (1 - 1e-6)
+    count = int(allowed.sum())
+    sequences = [sequence(seed=seed, temperature=1.0, **params) for seed in range(400)]
+    tokens = sample(logits.expand(400, -1).clone(), sequences)
+    place = torch.empty(3000, dtype=torch.int64)
+    place[order] = torch.arange(3000)
+    places = place[torch.tensor(tokens)]
+    assert int(places.max()) <= count  # one off where rounding puts a token on the other side of top_p
+    expected = float((probs[:count] * torch.arange(count)).sum() / probs[:count].sum())
+    spread = float((probs[:count] * torch.arange(count) ** 2).sum() / probs[:count].sum() - expected**2) ** 0.5
+    assert abs(float(places.double().mean()) - expected) <= 4 * spread / 20 + 1e-9
+
+
 @settings(deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),

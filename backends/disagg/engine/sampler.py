@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
+import torch.nn.functional as F
 
 from backends.disagg.engine.sequence import Sequence
 
 TopTokens = tuple[tuple[int, float], ...]
+_LIKELIEST = 512
+_STRETCH = 256
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
@@ -16,8 +19,22 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
     for row, seq in enumerate(sequences):
         if not seq.params.plain or seq.grammar is not None:
             _adjust(logits[row], seq)
-    greedy: list[int] = logits.argmax(-1).tolist()
-    return [_draw(logits[row], seq) if seq.params.temperature > 0 else greedy[row] for row, seq in enumerate(sequences)]
+    tokens: list[int] = logits.argmax(-1).tolist()
+    drawn = [row for row, seq in enumerate(sequences) if seq.params.temperature > 0]
+    for some in ([row for row in drawn if _cut(sequences[row])], [row for row in drawn if not _cut(sequences[row])]):
+        if some:
+            chosen = [sequences[row] for row in some]
+            temperatures = torch.tensor([seq.params.temperature for seq in chosen], device=logits.device)
+            probs = (logits[some] / temperatures[:, None]).softmax(-1)
+            draw = _draw_cut if _cut(chosen[0]) else _draw
+            for row, token in zip(some, draw(probs, chosen), strict=True):
+                tokens[row] = token
+    return tokens
+
+
+def _cut(seq: Sequence) -> bool:
+    """Whether some tokens are left out of its draws."""
+    return seq.params.top_k > 0 or seq.params.top_p < 1.0 or seq.params.min_p > 0.0
 
 
 def _adjust(logits: torch.Tensor, seq: Sequence) -> None:
@@ -47,19 +64,73 @@ def _adjust(logits: torch.Tensor, seq: Sequence) -> None:
         logits[ends] = float("-inf")
 
 
-def _draw(logits: torch.Tensor, seq: Sequence) -> int:
-    """Inverse-CDF draw with the seed's number for this output position (nucleus: Holtzman et al. 2020)."""
+def _draw(probs: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    """Inverse-CDF draws from probs [n, vocab], in the vocabulary's order, each with its seed's number.
+
+    In two steps, first a stretch of the vocabulary and then a token in it: running sums over all of it take longer.
+    """
+    numbers = torch.tensor([seq.params.uniform(seq.output_len) for seq in sequences], dtype=torch.float64)
+    stretches = F.pad(probs, (0, -probs.shape[-1] % _STRETCH)).view(len(sequences), -1, _STRETCH)
+    masses = stretches.sum(-1).double()
+    stretch, left = _place(masses, numbers.to(probs.device))
+    inside, _ = _place(stretches[torch.arange(len(sequences)), stretch].double(), left)
+    tokens: list[int] = (stretch * _STRETCH + inside).tolist()
+    return tokens
+
+
+def _place(masses: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row of masses [n, places], where numbers [n] in [0, 1) of its sum fall: (the place, always one with a
+    mass, and how far into it, in [0, 1])."""
+    sums = masses.cumsum(-1)
+    total = sums[:, -1:]
+    target = torch.minimum(numbers[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    place = torch.searchsorted(sums, target, right=True)
+    mass = masses.gather(-1, place)
+    before = sums.gather(-1, place) - mass
+    return place.squeeze(-1), ((target - before) / mass).clamp(0, 1).squeeze(-1)
+
+
+def _draw_cut(probs: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    """Draws among the likeliest only (top-k; nucleus: Holtzman et al. 2020; min-p), from the likeliest down.
+
+    The likeliest few hundred nearly always decide: sorting a whole vocabulary takes longer than a small model.
+    """
+    values, ids = probs.topk(min(_LIKELIEST, probs.shape[-1]))
+    tokens = []
+    for row, seq in enumerate(sequences):
+        index = _draw_sorted(values[row], seq, whole=values.shape[-1] == probs.shape[-1])
+        if index is None:
+            every, order = probs[row].sort(descending=True, stable=True)
+            index = _draw_sorted(every, seq, whole=True)
+            assert index is not None
+            tokens.append(int(order[index]))
+        else:
+            tokens.append(int(ids[row, index]))
+    return tokens
+
+
+def _draw_sorted(probs: torch.Tensor, seq: Sequence, *, whole: bool) -> int | None:
+    """The place that is drawn in probs, sorted from the likeliest down; None where the rest of a vocabulary that
+    is not `whole` here could matter."""
     params = seq.params
-    probs, ids = (logits / params.temperature).softmax(-1).sort(descending=True, stable=True)
-    kept = min(len(probs), params.top_k or len(probs))
+    limit = params.top_k or (len(probs) if whole else len(probs) + 1)
+    if not whole and limit > len(probs) and params.top_p >= 1.0 and params.min_p <= 0.0:
+        return None
+    kept = min(len(probs), limit)
     cumulative = probs[:kept].double().cumsum(-1)
-    if params.top_p < 1.0:  # the smallest set whose mass, of what top_k left, reaches top_p; at least one token
-        kept = min(kept, int((cumulative < params.top_p * float(cumulative[-1])).sum()) + 1)
+    # What top_p is a share of: all that top_k left.
+    total = float(cumulative[-1]) if whole or (params.top_k and params.top_k <= len(probs)) else 1.0
+    ends = [kept]
+    if params.top_p < 1.0:  # the smallest set whose mass reaches top_p; at least one token
+        ends.append(int((cumulative < params.top_p * total).sum()) + 1)
     if params.min_p > 0.0:
-        kept = min(kept, int((probs[:kept] >= params.min_p * probs[0]).sum()))
-    target = params.uniform(seq.output_len) * float(cumulative[kept - 1])
-    index = int(torch.searchsorted(cumulative[:kept], target, right=True))
-    return int(ids[min(index, kept - 1)])
+        ends.append(int((probs[:kept] >= params.min_p * probs[0]).sum()))
+    end = min(ends)
+    if end >= kept and not whole and limit > len(probs):
+        return None
+    end = min(end, kept)
+    target = params.uniform(seq.output_len) * float(cumulative[end - 1])
+    return min(int(torch.searchsorted(cumulative[:end], target, right=True)), end - 1)
 
 
 def logprobs(logits: torch.Tensor, sequences: list[Sequence]) -> dict[Sequence, torch.Tensor]:
