@@ -33,8 +33,9 @@ class DisaggOptions(_Options):
     transport: Literal["shm", "tcp"] = "shm"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8"] = "none"
-    """`int8` rounds weights, not activations: half the memory to read for each token, for a little accuracy."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """Rounds weights, not activations. `int8`: half the memory to read for each token, for a little accuracy. `int4`:
+    a quarter of the memory, slower than int8 (torch's kernel), for more of it; CPU only."""
     max_model_len: int | None = Field(None, ge=16)
     """Prompt + answer, in tokens; None takes the model's own limit."""
     block_size: int = Field(16, ge=8, le=256, multiple_of=8)

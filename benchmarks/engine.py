@@ -165,15 +165,10 @@ def print_tables(results: dict[str, Any]) -> None:
         show("decode step, int8 ÷ bfloat16", ["", "ratio"], rows)
     if "quality" in results:
         one = results["quality"]
-        rows = [
-            ["bfloat16", str(one["perplexity"]["bfloat16"]), "", ""],
-            [
-                "int8",
-                str(one["perplexity"]["int8"]),
-                f"{one['perplexity_increase']:+.2%}",
-                f"{one['greedy_agreement']:.1%}",
-            ],
-        ]
+        rows = [["bfloat16", str(one["bfloat16"]["perplexity"]), "", ""]]
+        for kind in ("int8", "int4"):
+            change, agreement = one[kind]["perplexity_increase"], one[kind]["greedy_agreement"]
+            rows.append([kind, str(one[kind]["perplexity"]), f"{change:+.2%}", f"{agreement:.1%}"])
         show(f"quality over {one['tokens']:,} tokens", ["", "perplexity", "change", "same likeliest token"], rows)
     if "promises" in results:
         one = results["promises"]

@@ -34,7 +34,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     max_batch: int
     prefill_chunk: int
     prefix_cache: bool
-    quantization: Literal["none", "int8"]
+    quantization: Literal["none", "int8", "int4"]
     threads: int
     cpus: list[int] | None
     transport: Literal["shm", "tcp"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from backends.disagg.engine.engine import Engine, EngineConfig
+from backends.disagg.engine.engine import Engine, EngineConfig, Quantization
 from backends.disagg.engine.sequence import SamplingParams, Sequence
 from backends.models import load_config, resolve
 from backends.models.weights import load_weights
@@ -39,7 +39,7 @@ def make_engine(
             max_model_len=max_model_len or parameters.max_model_len,
             max_batch=max_batch or parameters.max_batch,
             prefill_chunk=512,
-            quantization="int8" if parameters.quantization == "int8" else "none",
+            quantization=cast(Quantization, parameters.quantization),
         ),
     )
     engine.measure()

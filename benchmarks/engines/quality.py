@@ -1,4 +1,4 @@
-"""What int8 weights cost in quality: perplexity and greedy agreement on a fixed text, position by position.
+"""What int8 and int4 weights cost in quality: perplexity and greedy agreement on a fixed text, position by position.
 
 `python -m benchmarks.engines.quality MODEL PARAMETERS_JSON`
 """
@@ -48,14 +48,17 @@ def quality(model: str, parameters: Parameters) -> dict[str, Any]:
     text = resources("router.cli").joinpath("data/two-kitchens.txt").read_text()
     tokens = load_tokenizer(resolve(model, pull_missing=True)).encode(text)[: parameters.max_model_len]
     full = logits_of(model, parameters, tokens)
-    rounded = logits_of(model, replace(parameters, quantization="int8"), tokens)
-    before, after = perplexity(full, tokens), perplexity(rounded, tokens)
-    return {
-        "tokens": len(tokens),
-        "perplexity": {"bfloat16": round(before, 4), "int8": round(after, 4)},
-        "perplexity_increase": round(after / before - 1, 5),
-        "greedy_agreement": round((full.argmax(-1) == rounded.argmax(-1)).double().mean().item(), 4),
-    }
+    before = perplexity(full, tokens)
+    result: dict[str, Any] = {"tokens": len(tokens), "bfloat16": {"perplexity": round(before, 4)}}
+    for kind in ("int8", "int4"):
+        rounded = logits_of(model, replace(parameters, quantization=kind), tokens)
+        after = perplexity(rounded, tokens)
+        result[kind] = {
+            "perplexity": round(after, 4),
+            "perplexity_increase": round(after / before - 1, 5),
+            "greedy_agreement": round((full.argmax(-1) == rounded.argmax(-1)).double().mean().item(), 4),
+        }
+    return result
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import transformers
 
 from backends.disagg.engine import engine as engines
 from backends.disagg.engine.engine import Engine, EngineConfig, Quantization
+from backends.disagg.engine.linear import linear
 from backends.disagg.engine.models import ARCHITECTURES
-from backends.disagg.engine.quantized import quantize
+from backends.disagg.engine.quantized import Quantized, quantize, quantize_int4
 from backends.disagg.engine.sequence import SamplingParams, Sequence
 from backends.models import ModelConfig, ModelFiles, load_config
 from backends.models.weights import load_weights
@@ -97,13 +98,21 @@ def engine_of(files: ModelFiles, config: ModelConfig, quantization: Quantization
     )
 
 
+def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """`weight` as the engine's rounded one stands for it; int4 by the kernel's own product with the identity."""
+    made = quantize_int4(weight.detach()) if kind == "int4" else quantize(weight)
+    if isinstance(made, Quantized):
+        return made.codes * made.scales[:, None]
+    return linear(torch.eye(weight.shape[1]), made).T
+
+
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_the_references(
     tmp_path: Path, case: str, native: bool, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under int8 the reference computes with the rounded weights, in float."""
+    """With rounded weights the reference computes with them too, in float."""
     if not native:
         monkeypatch.setattr("backends.disagg.engine.native.load", lambda: None)
     model, files = saved(tmp_path, *CASES[case])
@@ -132,12 +141,12 @@ def test_logits_equal_the_references(
             tokens[out.seq.id].append(out.token)
             if out.finish_reason is not None:
                 engine.scheduler.finish(out.seq)
-    if quantization == "int8":
+    if quantization != "none":
         with torch.no_grad():
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 if parameter.dim() == 2:
-                    rounded = quantize(parameter)
-                    parameter.copy_(rounded.codes * rounded.scales[:, None])
+                    in_layer = "layers" in name
+                    parameter.copy_(rounded(parameter, "int4" if quantization == "int4" and in_layer else "int8"))
     exact = model.double()
     for seq, length in zip(sequences, prompt_lengths, strict=True):
         with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from backends.disagg.engine import native
 from backends.disagg.engine.linear import linear as torch_linear
 from backends.disagg.engine.native import structs
-from backends.disagg.engine.quantized import Quantized, Weight, quantize
+from backends.disagg.engine.quantized import INT4_GROUP, Int4, Quantized, Weight, quantize, quantize_int4
 
 DTYPES = [torch.float32, torch.bfloat16]
 needs_compiler = pytest.mark.skipif(native.load() is None, reason="no C compiler here, so no compiled kernel")
@@ -75,6 +75,23 @@ def test_every_int8_code_is_decoded_as_what_it_stands_for(dtype: torch.dtype) ->
     weight = Quantized(torch.stack([codes, codes.flip(0)]).T.contiguous(), torch.ones(len(codes)))
     got = NativeLinear(weight, dtype=dtype)(torch.eye(2).to(dtype))
     assert torch.equal(got, weight.codes.T.float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_int4_is_within_half_a_step_of_the_weights_and_its_rows_do_not_depend_on_each_other(dtype: torch.dtype) -> None:
+    x, weight = case(40, 576, 960, dtype)
+    rounded = quantize_int4(weight)
+    assert isinstance(rounded, Int4) and rounded.shape == weight.shape
+    stands_for = torch_linear(torch.eye(576).to(dtype), rounded).T.float()
+    step = rounded.scales_and_zeros[..., 0].float().T.repeat_interleave(INT4_GROUP, dim=1)
+    slack = 2.0**-7 * weight.float().abs().amax() if dtype is torch.bfloat16 else 1e-6
+    assert bool(((stands_for - weight.float()).abs() <= step / 2 + slack).all())
+    whole = torch_linear(x, rounded)
+    assert all(torch.equal(torch_linear(x[:n], rounded), whole[:n]) for n in (1, 2, 7, 12, 33))
+
+
+def test_a_shape_that_the_int4_kernel_does_not_take_stays_int8() -> None:
+    assert isinstance(quantize_int4(torch.randn(40, 50)), Quantized)
 
 
 def test_rounding_to_int8_is_to_the_nearest_and_keeps_zeros() -> None:

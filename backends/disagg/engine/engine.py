@@ -23,8 +23,8 @@ from backends.disagg.engine.warmup import measure_steps
 if TYPE_CHECKING:
     from backends.models import ModelConfig
 
-Quantization = Literal["none", "int8"]
-"""How linear layers and the embedding are kept: as `dtype`, or rounded to int8 with a scale for each output."""
+Quantization = Literal["none", "int8", "int4"]
+"""How linear layers are kept: as `dtype`, or rounded. The embedding is int8 beside int4 layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,10 @@ class Engine:
             device=self.device,
             max_len=config.max_model_len,
         )
-        if config.quantization == "int8":
-            decoder.quantize()
+        if config.quantization == "int4" and self.device.type != "cpu":
+            raise ValueError("quantization int4 runs on the CPU only; use int8 or none on this device")
+        if config.quantization != "none":
+            decoder.quantize(config.quantization)
         give_back_freed_memory()
         self.geometry = KVGeometry(
             layers=model_config.num_layers,

@@ -47,6 +47,6 @@ def choose_runner(decoder: Decoder, cache: KVCache, max_len: int) -> Runner:
         if library is not None:
             from backends.disagg.engine.native.runner import NativeRunner, takes
 
-            if takes(decoder.config):
+            if takes(decoder):
                 return NativeRunner(decoder, cache, library, max_len)
     return TorchRunner(decoder, cache)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from backends.disagg.engine.kv_cache import KVCache
 from backends.disagg.engine.linear import embed, linear
 from backends.disagg.engine.models.rope import apply_rope, rope_table
 from backends.disagg.engine.models.variant import Variant
-from backends.disagg.engine.quantized import Weight, quantize
+from backends.disagg.engine.quantized import Weight, quantize, quantize_int4
 
 if TYPE_CHECKING:
     from backends.models import ModelConfig
@@ -116,14 +116,15 @@ class Decoder:
         self._local_rope = self._rope if config.local_rope_theta is None else table(config.local_rope_theta, None)
         """For layers with a window."""
 
-    def quantize(self) -> None:
-        """Round the linear layers and the embedding to int8, layer by layer."""
+    def quantize(self, kind: Literal["int8", "int4"]) -> None:
+        """Round the linear layers to `kind` and the embedding to int8, layer by layer."""
+        rounded = quantize_int4 if kind == "int4" else quantize
         tied = self.head is self.embedding
         self.embedding = quantize(self.embedding)
         self.head = self.embedding if tied else quantize(self.head)
         for layer in self.layers:
             for name in ("qkv", "output", "gate_up", "down"):
-                setattr(layer, name, quantize(getattr(layer, name)))
+                setattr(layer, name, rounded(getattr(layer, name)))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_norm_eps)

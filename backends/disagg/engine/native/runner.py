@@ -14,18 +14,27 @@ from backends.disagg.engine.memory import give_back_freed_memory
 from backends.disagg.engine.models.decoder import Decoder
 from backends.disagg.engine.models.rope import rope_table
 from backends.disagg.engine.native import structs
+from backends.disagg.engine.quantized import Int4
 from backends.disagg.engine.scheduler import Step
 from backends.disagg.engine.sequence import Sequence
 
 if TYPE_CHECKING:
-    from backends.models import ModelConfig
+    pass
 
 _EVEN = 16
 
 
-def takes(config: ModelConfig) -> bool:
-    """Whether the kernels' vectors divide the model's sizes; they do in every model we know of."""
-    return not (config.head_dim % _EVEN or config.hidden_size % 2 or config.intermediate_size % 2)
+def takes(decoder: Decoder) -> bool:
+    """Whether there are kernels for its weights, and their vectors divide its sizes, which they do in every model
+    we know of."""
+    config = decoder.config
+    if config.head_dim % _EVEN or config.hidden_size % 2 or config.intermediate_size % 2:
+        return False
+    return not any(
+        isinstance(weight, Int4)
+        for layer in decoder.layers
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    )
 
 
 def cache_struct(cache: KVCache) -> structs.Cache:
@@ -66,6 +75,7 @@ class NativeRunner:
         self._layers = (structs.Layer * config.num_layers)()
         for index in range(config.num_layers):
             layer = decoder.layers.pop(0)
+            assert not isinstance(layer.gate_up, Int4)
             gate, up = layer.gate_up.chunk(2)
             self._layers[index] = structs.Layer(
                 qkv=weights.linear(layer.qkv, layer.qkv_bias),

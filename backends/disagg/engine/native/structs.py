@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from backends.disagg.engine.quantized import Quantized, Weight
+from backends.disagg.engine.quantized import Int4, Quantized, Weight
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_float
 
@@ -74,6 +74,7 @@ class Weights:
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """weight [outs, in], packed into panels."""
+        assert not isinstance(weight, Int4)
         outs, width = weight.shape
         values, pack = (weight.codes, self._pack_codes) if isinstance(weight, Quantized) else (weight, self._pack)
         packed = torch.empty(-(-outs // self._panel) * self._panel * width, dtype=values.dtype)
