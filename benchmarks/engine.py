@@ -124,17 +124,18 @@ def measure(engine: str, model: str, parameters: Parameters, core: int) -> dict[
     )
 
 
+def quotients(values: dict[str, float], by: dict[str, float]) -> dict[str, float]:
+    return {key: round(value / by[key], 3) for key, value in values.items()}
+
+
 def ratios(results: dict[str, Any]) -> None:
     """Add ours ÷ theirs for all that was measured."""
     ours = results.get("ours")
     if ours and "vllm" in results:
         for name in ("decode", "prefill"):
-            theirs = results["vllm"][name]
-            results[f"{name}_ratio"] = {key: round(value / theirs[key], 3) for key, value in ours[name].items()}
+            results[f"{name}_ratio"] = quotients(ours[name], results["vllm"][name])
     if ours and "int8" in results:
-        results["int8_ratio"] = {
-            key: round(value / ours["decode"][key], 3) for key, value in results["int8"]["decode"].items()
-        }
+        results["int8_ratio"] = quotients(results["int8"]["decode"], ours["decode"])
     if "promises" in results:
         results["tpot_budget"] = {
             "within": results["promises"]["with_budget"]["within"],

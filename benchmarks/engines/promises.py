@@ -15,6 +15,7 @@ from backends.disagg.engine.engine import Engine
 from backends.disagg.engine.sequence import SamplingParams, Sequence
 from benchmarks.engines.load import Parameters, drive
 from benchmarks.engines.ours import make_engine
+from benchmarks.report import percentile
 
 CLIENTS = 64
 BUDGET_S = 0.060
@@ -65,13 +66,12 @@ def clients(engine: Engine, tpot_s: float | None, seed: int) -> dict[str, Any]:
     elapsed = now - measuring_from
     for seq in list(engine.scheduler.sequences.values()):
         engine.scheduler.finish(seq)
-    gaps.sort()
     return {
         "tokens_per_s": round(tokens / elapsed, 1),
         "mean_batch": round(statistics.mean(batches), 1),
-        "gap_p50_ms": round(gaps[len(gaps) // 2] * 1000, 1),
-        "gap_p95_ms": round(gaps[int(len(gaps) * 0.95)] * 1000, 1),
-        "gap_p99_ms": round(gaps[int(len(gaps) * 0.99)] * 1000, 1),
+        "gap_p50_ms": round(percentile(gaps, 0.5) * 1000, 1),
+        "gap_p95_ms": round(percentile(gaps, 0.95) * 1000, 1),
+        "gap_p99_ms": round(percentile(gaps, 0.99) * 1000, 1),
         "within": round(sum(gap <= BUDGET_S for gap in gaps) / len(gaps), 4),
         "ttft_p50_s": round(statistics.median(waits), 2),
     }

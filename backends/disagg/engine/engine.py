@@ -81,6 +81,8 @@ class Engine:
         if model_config.architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             raise ValueError(f"architecture {model_config.architecture!r} is not supported; supported: {known}")
+        if config.quantization == "int4" and self.device.type != "cpu":
+            raise ValueError("quantization int4 runs on the CPU only; use int8 or none on this device")
         decoder = Decoder(
             ARCHITECTURES[model_config.architecture],
             model_config,
@@ -89,8 +91,6 @@ class Engine:
             device=self.device,
             max_len=config.max_model_len,
         )
-        if config.quantization == "int4" and self.device.type != "cpu":
-            raise ValueError("quantization int4 runs on the CPU only; use int8 or none on this device")
         if config.quantization != "none":
             decoder.quantize(config.quantization)
         give_back_freed_memory()

@@ -21,17 +21,14 @@ class Promises:
 
     def limit(self, members: Iterable[Sequence]) -> float | None:
         """The strictest seconds per token promised to any of `members`, of those that it could keep if alone."""
-        promised = [seq for seq in members if seq.tpot_s is not None]
-        if not promised or not self.step_time.ready:
+        if not self.step_time.ready:
             return None
-        return min(
-            (
-                seq.tpot_s
-                for seq in promised
-                if seq.tpot_s is not None and self.step_time.at_worst(StepLoad(1, len(seq.tokens))) <= seq.tpot_s
-            ),
-            default=None,
+        kept = (
+            seq.tpot_s
+            for seq in members
+            if seq.tpot_s is not None and self.step_time.at_worst(StepLoad(1, len(seq.tokens))) <= seq.tpot_s
         )
+        return min(kept, default=None)
 
     def choose(self, running: SequenceOf[Sequence]) -> list[Sequence]:
         """Those of `running` that get a token now: all, or as many of the most urgent as fit, in their order."""

@@ -21,12 +21,13 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
             _adjust(logits[row], seq)
     tokens: list[int] = logits.argmax(-1).tolist()
     drawn = [row for row, seq in enumerate(sequences) if seq.params.temperature > 0]
-    for some in ([row for row in drawn if _cut(sequences[row])], [row for row in drawn if not _cut(sequences[row])]):
+    cut = [row for row in drawn if _cut(sequences[row])]
+    free = [row for row in drawn if not _cut(sequences[row])]
+    for draw, some in ((_draw_cut, cut), (_draw, free)):
         if some:
             chosen = [sequences[row] for row in some]
             temperatures = torch.tensor([seq.params.temperature for seq in chosen], device=logits.device)
             probs = (logits[some] / temperatures[:, None]).softmax(-1)
-            draw = _draw_cut if _cut(chosen[0]) else _draw
             for row, token in zip(some, draw(probs, chosen), strict=True):
                 tokens[row] = token
     return tokens
@@ -113,22 +114,19 @@ def _draw_sorted(probs: torch.Tensor, seq: Sequence, *, whole: bool) -> int | No
     """The place that is drawn in probs, sorted from the likeliest down; None where the rest of a vocabulary that
     is not `whole` here could matter."""
     params = seq.params
-    limit = params.top_k or (len(probs) if whole else len(probs) + 1)
-    if not whole and limit > len(probs) and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return None
-    kept = min(len(probs), limit)
+    # Whether less likely tokens than these may be among those that are kept.
+    unseen = not whole and not 0 < params.top_k <= len(probs)
+    kept = min(len(probs), params.top_k or len(probs))
     cumulative = probs[:kept].double().cumsum(-1)
-    # What top_p is a share of: all that top_k left.
-    total = float(cumulative[-1]) if whole or (params.top_k and params.top_k <= len(probs)) else 1.0
+    total = 1.0 if unseen else float(cumulative[-1])  # what top_p is a share of: all that top_k left
     ends = [kept]
     if params.top_p < 1.0:  # the smallest set whose mass reaches top_p; at least one token
         ends.append(int((cumulative < params.top_p * total).sum()) + 1)
     if params.min_p > 0.0:
         ends.append(int((probs[:kept] >= params.min_p * probs[0]).sum()))
     end = min(ends)
-    if end >= kept and not whole and limit > len(probs):
+    if unseen and end == kept:
         return None
-    end = min(end, kept)
     target = params.uniform(seq.output_len) * float(cumulative[end - 1])
     return min(int(torch.searchsorted(cumulative[:end], target, right=True)), end - 1)
 

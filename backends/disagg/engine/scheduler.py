@@ -237,7 +237,7 @@ class Scheduler:
         One that waits for a prefix lets others pass; the first that does not fit lets nobody pass, so that the
         large and the strict get their turn. Those swapped out come first.
         """
-        if self.swapped:
+        if self.swapped or not self.waiting:
             return budget
         passed: list[Sequence] = []
         in_flight = [*self.prefilling, *self.receiving, *self.running]

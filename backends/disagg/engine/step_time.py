@@ -19,7 +19,7 @@ class StepLoad:
 
 
 class StepTime:
-    """Seconds of a step, by load. Knows nothing (`ready` is False) until `fit` or the first `observe`.
+    """Seconds of a step, by load. Knows nothing, and learns nothing, until `fit` (`ready` is False).
 
     `fit` takes measurements made at start; `observe` corrects by normalized least mean squares (Widrow & Hoff
     1960; each coefficient moves in proportion to its own size squared), which follows drift, needs no matrix and

@@ -19,6 +19,9 @@ from backends.disagg.engine.quantized import Weight, quantize, quantize_int4
 if TYPE_CHECKING:
     from backends.models import ModelConfig
 
+LINEARS = ("qkv", "output", "gate_up", "down")
+"""A layer's weights that may be rounded."""
+
 
 class _Taker:
     """Hands out each weight once; says which are missing."""
@@ -123,7 +126,7 @@ class Decoder:
         self.embedding = quantize(self.embedding)
         self.head = self.embedding if tied else quantize(self.head)
         for layer in self.layers:
-            for name in ("qkv", "output", "gate_up", "down"):
+            for name in LINEARS:
                 setattr(layer, name, rounded(getattr(layer, name)))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from typing import TYPE_CHECKING
 
 import torch
 
 from backends.disagg.engine.batch import lay_out
 from backends.disagg.engine.kv_cache import KVCache
 from backends.disagg.engine.memory import give_back_freed_memory
-from backends.disagg.engine.models.decoder import Decoder
+from backends.disagg.engine.models.decoder import LINEARS, Decoder
 from backends.disagg.engine.models.rope import rope_table
 from backends.disagg.engine.native import structs
 from backends.disagg.engine.quantized import Int4
 from backends.disagg.engine.scheduler import Step
 from backends.disagg.engine.sequence import Sequence
-
-if TYPE_CHECKING:
-    pass
 
 _EVEN = 16
 
@@ -30,11 +26,7 @@ def takes(decoder: Decoder) -> bool:
     config = decoder.config
     if config.head_dim % _EVEN or config.hidden_size % 2 or config.intermediate_size % 2:
         return False
-    return not any(
-        isinstance(weight, Int4)
-        for layer in decoder.layers
-        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
-    )
+    return not any(isinstance(getattr(layer, name), Int4) for layer in decoder.layers for name in LINEARS)
 
 
 def cache_struct(cache: KVCache) -> structs.Cache:
