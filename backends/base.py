@@ -63,6 +63,9 @@ class KVTransfer:
     able to step. The phases overlap with prefill, so they may add up to more than that.
     """
 
+    prefill: str
+    """The worker that computed it."""
+    decode: str
     transport: str
     codec: str
     bytes: int

@@ -28,6 +28,9 @@ class DisaggOptions(_Options):
     """A name from `splitroute model list`, a path to an HF folder or a .gguf file, or a Hub id `org/name`."""
     mode: Literal["split", "unified"] = "split"
     """`split`: prefill and decode in separate processes. `unified`: both in each `decode` worker."""
+    disaggregate: Literal["adaptive", "always"] = "adaptive"
+    """`adaptive`: a request is split where its transfer is predicted to cost less than it saves. `always`: whenever
+    both pools have somebody."""
     prefill: int = Field(1, ge=1, le=64)
     decode: int = Field(1, ge=1, le=64)
     transport: Literal["shm", "tcp"] = "shm"
@@ -42,6 +45,9 @@ class DisaggOptions(_Options):
     """Tokens per KV block."""
     kv_tokens: int = Field(16384, ge=64)
     """Tokens of KV cache per worker."""
+    spill_tokens: int | None = Field(None, ge=0)
+    """Tokens of KV that each worker may move to host memory while decode workers may need it again; None for
+    `kv_tokens`."""
     max_batch: int = Field(64, ge=1, le=1024)
     """Sequences decoding together on one worker."""
     prefill_chunk: int = Field(512, ge=16)

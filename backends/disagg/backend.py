@@ -13,7 +13,8 @@ import msgspec
 
 from backends.base import BackendError, Call, Health, PromptCount, Surface
 from backends.disagg.choice import Choice
-from backends.disagg.cluster import Cluster, Generation
+from backends.disagg.cluster import Cluster
+from backends.disagg.generation import Generation
 from backends.disagg.grammars import check_grammar, grammar_of
 from backends.disagg.messages import Role, Sampling, WorkerConfig
 from backends.disagg.refusals import unsupported
@@ -33,7 +34,7 @@ from backends.models import (
 from backends.options import DisaggOptions
 
 LEASE_S = 60.0
-"""How long a prefill worker keeps a prompt's KV for a decode worker that does not come."""
+"""How long a prompt's KV is kept for a decode worker that is not heard of."""
 
 
 class DisaggBackend:
@@ -72,7 +73,8 @@ class DisaggBackend:
                 hint=f"set max_model_len to {config.max_position_embeddings} or less",
             )
         self._context = min(wanted, self.options.kv_tokens)
-        cluster = Cluster(*worker_configs(self.options, files, mark, self._context))
+        adaptive = self.options.disaggregate == "adaptive"
+        cluster = Cluster(*worker_configs(self.options, files, mark, self._context), adaptive=adaptive)
         await cluster.start(self.options.start_timeout_s)
         self._cluster = cluster
 
@@ -180,7 +182,7 @@ class DisaggBackend:
         workers = [
             {
                 "name": worker.config.name,
-                "role": worker.config.role,
+                "role": worker.role,
                 "pid": worker.started.pid if worker.started else None,
                 "state": "up" if worker.started else "down",
                 "active": len(worker.active),
@@ -210,7 +212,7 @@ def worker_configs(
     affinity = getattr(os, "sched_getaffinity", None)
     cores: list[int] = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
     threads = options.threads or max(1, len(cores) // len(roles))
-    token = secrets.token_hex(16)
+    secret = secrets.token_hex(16)
     configs = [
         WorkerConfig(
             name=name,
@@ -231,8 +233,9 @@ def worker_configs(
             threads=threads,
             cpus=[cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None,
             transport=options.transport,
-            token=token,
+            secret=secret,
             lease_s=LEASE_S,
+            spill_tokens=options.kv_tokens if options.spill_tokens is None else options.spill_tokens,
         )
         for index, (name, role) in enumerate(roles)
     ]

@@ -1,4 +1,8 @@
-"""The coordinator: starts the workers, gives each request to a pair of them, and puts its tokens in order.
+"""The coordinator: starts the workers, gives each request a place among them, and puts its tokens in order.
+
+A worker's death is not its requests'. What a prefill worker was computing goes elsewhere. What a decode worker was
+saying is taken over by another, which pulls the same KV from where it is kept, computes the tokens said so far in one
+chunk, and goes on; where no other is left, by the worker that keeps the KV.
 
 Runs in the event loop of whoever routes (gateway or SDK) and computes nothing: no torch here.
 """
@@ -6,215 +10,71 @@ Runs in the event loop of whoever routes (gateway or SDK) and computes nothing: 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import secrets
-import socket
-import sys
-from collections import deque
-from dataclasses import dataclass, field
 
 import msgspec
 
 from backends.base import BackendError, Goals, KVTransfer
+from backends.disagg.engine.blocks import prefix_keys
+from backends.disagg.generation import Generation, Kept
+from backends.disagg.handle import WorkerHandle
 from backends.disagg.messages import (
-    LENGTH,
     Abort,
+    Cached,
     Failed,
     FromWorker,
+    Resume,
+    Role,
     Sampling,
+    Source,
     Started,
     StartFailed,
     State,
-    Stop,
     Submit,
     TokenOut,
     Tokens,
     Transferred,
     WorkerConfig,
-    decode_from_worker,
-    frame,
 )
+from backends.disagg.pools import NotPossible, Pools
 
 log = logging.getLogger("splitroute.cluster")
 
 NO_GOALS = Goals()
-_STOP_GRACE_S = 5.0
 _RESTART_DELAYS_S = (0.2, 1.0, 5.0, 15.0)
 """Waits before a dead worker is started again; the last repeats."""
-
-
-@dataclass(eq=False)
-class Generation:
-    """A request being served. Iterate for its tokens in order; always `Cluster.end` it."""
-
-    request: int
-    prefill: WorkerHandle | None = None
-    decode: WorkerHandle | None = None
-    backlog: int = 0
-    """Prompt tokens that still count as waiting on the worker that computes them."""
-    transfer: KVTransfer | None = None
-    finished: bool = False
-    _next_index: int = 0
-    _early: dict[int, TokenOut] = field(default_factory=dict)
-    """Tokens of one worker that arrived before the other's: ordered by index, none twice."""
-    _ready: deque[TokenOut | BackendError] = field(default_factory=deque)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def computing(self) -> WorkerHandle:
-        """The worker that computes the prompt."""
-        worker = self.prefill or self.decode
-        assert worker is not None
-        return worker
-
-    def put(self, token: TokenOut) -> None:
-        if token.index < self._next_index:
-            return
-        self._early[token.index] = token
-        while (following := self._early.pop(self._next_index, None)) is not None:
-            self._next_index += 1
-            self._ready.append(following)
-            self.finished = self.finished or following.finish_reason is not None
-        self._wake.set()
-
-    def fail(self, error: BackendError) -> None:
-        if not self.finished:
-            self.finished = True
-            self._ready.append(error)
-            self._wake.set()
-
-    def stop(self) -> None:
-        """No more tokens are wanted; who waits for one is told so."""
-        self.finished = True
-        self._wake.set()
-
-    def __aiter__(self) -> Generation:
-        return self
-
-    async def __anext__(self) -> TokenOut:
-        """The next token; the one with a finish reason is the last. Raises BackendError."""
-        while not self._ready:
-            if self.finished:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        item = self._ready.popleft()
-        if isinstance(item, BackendError):
-            raise item
-        return item
-
-
-class WorkerHandle:
-    """One worker slot: its process now, and again after it died."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self.config = config
-        self.process: asyncio.subprocess.Process | None = None
-        self.started: Started | None = None
-        self.state: State | None = None
-        self.active: dict[int, Generation] = {}
-        self.prompt_backlog = 0
-        """Prompt tokens given to this worker whose first token is not there yet."""
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader: asyncio.StreamReader | None = None
-
-    @property
-    def up(self) -> bool:
-        return self.started is not None
-
-    async def spawn(self) -> None:
-        """Start the process and wait until its model is loaded. Raises BackendError saying why not."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.threads)}
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "backends.disagg.process",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                env=environment,
-            )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self.send(self.config)
-        try:
-            first = await self.receive()
-        except EOFError:
-            code = await self.process.wait()
-            raise BackendError(
-                f"{self.config.name} died while it started ({describe_exit(code)})",
-                status=503,
-                hint="its last words are on stderr above; is there enough memory for the model?",
-            ) from None
-        if isinstance(first, StartFailed):
-            raise BackendError(f"{self.config.name} could not start: {first.message}", status=503, hint=first.hint)
-        assert isinstance(first, Started)
-        self.started = first
-
-    def send(self, message: msgspec.Struct) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
-
-    async def receive(self) -> FromWorker:
-        """The next message. Raises EOFError where the process is gone."""
-        assert self._reader is not None
-        try:
-            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            return decode_from_worker(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise EOFError from error
-
-    async def stop(self) -> None:
-        """Ask it to exit, wait, and kill it where it does not; one that is still starting cannot hear."""
-        was_up, self.started = self.up, None
-        if self.process is None:
-            return
-        if was_up:
-            self.send(Stop())
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-        try:
-            await asyncio.wait_for(self.process.wait(), _STOP_GRACE_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
-        finally:
-            self.close_connection()
-
-    def close_connection(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000
-
-
-def describe_exit(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+_STRIKES = 3
+"""A request that loses so many workers in a row without a new token is given up: it may be what kills them."""
+_PATIENCE_S = 30.0
+"""How long an answer that has begun waits for a worker to come back where none is left."""
+_SILENCE_S = 60.0
+"""A worker that says nothing for so long while it has something to do is hung, and killed."""
 
 
 class Cluster:
     """A prefill pool and a decode pool, or a pool of unified workers (`prefill` empty)."""
 
-    def __init__(self, prefill: list[WorkerConfig], decode: list[WorkerConfig]) -> None:
-        self.prefill = [WorkerHandle(config) for config in prefill]
-        self.decode = [WorkerHandle(config) for config in decode]
+    def __init__(self, prefill: list[WorkerConfig], decode: list[WorkerConfig], *, adaptive: bool = False) -> None:
+        self.pools = Pools([WorkerHandle(config) for config in (*prefill, *decode)], adaptive=adaptive)
+        self.recoveries = 0
+        """Times that a request went on elsewhere because a worker was lost."""
         self._tasks: list[asyncio.Task[None]] = []
         self._next_request = secrets.randbits(48) << 15
+        self._parked: dict[Generation, asyncio.TimerHandle] = {}
         self._closing = False
 
     @property
     def workers(self) -> list[WorkerHandle]:
-        return self.prefill + self.decode
+        return self.pools.workers
+
+    @property
+    def prefill(self) -> list[WorkerHandle]:
+        return self.pools.of("prefill")
+
+    @property
+    def decode(self) -> list[WorkerHandle]:
+        return self.pools.of("decode", "unified")
 
     async def start(self, timeout_s: float) -> None:
         """Start every worker; all are up, or none is left. Raises BackendError."""
@@ -235,6 +95,7 @@ class Cluster:
                 ) from None
             raise
         self._tasks = [asyncio.create_task(self._watch(worker)) for worker in self.workers]
+        self._tasks.append(asyncio.create_task(self._kill_the_silent()))
 
     async def aclose(self) -> None:
         """Stop every worker and fail what they were serving. Safe to call twice."""
@@ -243,8 +104,8 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        for worker in self.workers:
-            self._fail_all(worker, "the cluster is stopping")
+        for generation in {*self._parked, *(one for worker in self.workers for one in worker.active.values())}:
+            self._give_up(generation, BackendError("the cluster is stopping", status=503))
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     # --- requests ------------------------------------------------------------------------------------
@@ -252,54 +113,139 @@ class Cluster:
     def submit(
         self, prompt_ids: list[int], sampling: Sampling, goals: Goals = NO_GOALS, grammar: str | None = None
     ) -> Generation:
-        """Give a request to the least busy workers. Raises BackendError (503) where a pool is down."""
-        self._next_request += 1
-        request = self._next_request
-        generation = Generation(request, backlog=len(prompt_ids))
-        if self.prefill:
-            generation.prefill = self._pick(self.prefill, "prefill")
-        if not self.prefill or sampling.max_tokens > 1:
-            generation.decode = self._pick(self.decode, "decode")
-        ttft_s, tpot_s = _seconds(goals.ttft_ms), _seconds(goals.tpot_ms)
-        source = None
-        if generation.prefill is not None:
-            assert generation.prefill.started is not None
-            source = generation.prefill.started.address
-            submit = Submit(request, prompt_ids, sampling, ttft_s=ttft_s, grammar=grammar)
-            self._give(generation.prefill, generation, submit)
-        if generation.decode is not None:
-            submit = Submit(request, prompt_ids, sampling, source, ttft_s, tpot_s, grammar)
-            self._give(generation.decode, generation, submit)
-        generation.computing.prompt_backlog += generation.backlog
+        """Give a request to the workers that suit it best. Raises BackendError (503) where none is up."""
+        generation = Generation(prompt_ids, sampling, goals, grammar)
+        generation.keys = prefix_keys(prompt_ids, self.workers[0].config.block_size)
+        try:
+            self._place(generation)
+        except NotPossible as error:
+            raise BackendError(str(error), status=503, retry_after_s=1) from None
         return generation
 
-    def _pick(self, pool: list[WorkerHandle], role: str) -> WorkerHandle:
-        up = [worker for worker in pool if worker.up]
-        if not up:
-            raise BackendError(f"no {role} worker is up; a dead one is started again", status=503, retry_after_s=1)
-        return min(up, key=lambda worker: (worker.prompt_backlog, len(worker.active)))
+    def _place(self, generation: Generation) -> None:
+        """Send a request, new or interrupted, where it is computed and decoded. Raises NotPossible."""
+        if (kept := generation.kept) is not None:
+            self._take_over(generation, kept)
+            return
+        place = self.pools.place(generation)
+        goals = generation.goals
+        ttft_s = None if goals.ttft_ms is None else goals.ttft_ms / 1000
+        tpot_s = None if goals.tpot_ms is None else goals.tpot_ms / 1000
+        computing = place.prefill or place.decode
+        submit = Submit(
+            self._number(),
+            generation.prompt_ids,
+            generation.sampling,
+            replay=generation.tokens,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            grammar=generation.grammar,
+        )
+        generation.placement = place.why
+        generation.landed = False
+        if place.prefill is not None:
+            assert place.prefill.started is not None
+            started = place.prefill.started
+            generation.kept = Kept(place.prefill, Source(started.addresses[0], started.incarnation, submit.request))
+            handed = msgspec.structs.replace(submit, hand_over=True, replay=[], tpot_s=None)
+            self._give(place.prefill, generation, handed)
+            submit = msgspec.structs.replace(submit, request=self._number(), source=generation.kept.source)
+        generation.serving = place.decode
+        self._give(place.decode, generation, submit)
+        self._expect(generation, computing)
+
+    def _take_over(self, generation: Generation, kept: Kept) -> None:
+        """Let another worker go on from the KV that is kept; where there is none, the one that keeps it."""
+        generation.landed = False
+        tpot_s = None if generation.goals.tpot_ms is None else generation.goals.tpot_ms / 1000
+        host = self.pools.host(generation, kept.worker)
+        if host is not None:
+            submit = Submit(
+                self._number(),
+                generation.prompt_ids,
+                generation.sampling,
+                kept.source,
+                replay=generation.tokens,
+                tpot_s=tpot_s,
+                grammar=generation.grammar,
+            )
+            generation.serving = host
+            generation.placement += f"; {host.name} took it over"
+            self._give(host, generation, submit)
+            return
+        generation.serving = kept.worker
+        generation.kept = None
+        generation.placement += f"; {kept.worker.name} went on with it itself"
+        kept.worker.send(Resume(kept.source.request, generation.tokens, tpot_s))
+
+    def _number(self) -> int:
+        self._next_request += 1
+        return self._next_request
 
     def _give(self, worker: WorkerHandle, generation: Generation, message: Submit) -> None:
-        worker.active[generation.request] = generation
+        worker.active[message.request] = generation
+        generation.parts[message.request] = worker
         worker.send(message)
+
+    def _expect(self, generation: Generation, worker: WorkerHandle) -> None:
+        tokens = len(generation.prompt_ids) - self.pools.cached_tokens(worker, generation)
+        worker.expect(generation.keys)
+        worker.prompt_backlog += tokens
+        generation.computing = (worker, tokens)
+
+    def _settle(self, generation: Generation) -> None:
+        """The prompt of `generation` is computed, or never will be."""
+        if generation.computing is not None:
+            worker, tokens = generation.computing
+            generation.computing = None
+            worker.prompt_backlog = max(0, worker.prompt_backlog - tokens)
+            worker.expect_no_more(generation.keys)
 
     def end(self, generation: Generation) -> None:
         """Free what `generation` still holds anywhere: it finished, or its client is gone."""
         generation.stop()
-        for worker in (generation.prefill, generation.decode):
-            if worker is not None and worker.active.pop(generation.request, None) is not None:
-                worker.send(Abort(generation.request))
-        self._settle(generation)
+        if (waiting := self._parked.pop(generation, None)) is not None:
+            waiting.cancel()
+        self._recall(generation)
+        generation.kept = None
 
-    def _settle(self, generation: Generation) -> None:
-        """The prompt of `generation` is computed, or never will be."""
-        generation.computing.prompt_backlog -= generation.backlog
-        generation.backlog = 0
+    def _recall(self, generation: Generation, *, keep: int | None = None) -> None:
+        """Let every worker forget `generation`, but for what it is called `keep`."""
+        if keep is None:
+            self._settle(generation)
+        for number in [number for number in generation.parts if number != keep]:
+            worker = generation.parts.pop(number)
+            worker.active.pop(number, None)
+            worker.send(Abort(number))
+
+    def _give_up(self, generation: Generation, error: BackendError) -> None:
+        generation.fail(error)
+        self.end(generation)
+
+    def _recover(self, generation: Generation, reason: str) -> None:
+        """A worker that `generation` needed is lost: let it go on elsewhere."""
+        if generation.finished:
+            self.end(generation)
+            return
+        self._recall(generation, keep=generation.kept.source.request if generation.kept else None)
+        if generation.strike() > _STRIKES:
+            self._give_up(generation, BackendError(reason, status=503))
+            return
+        try:
+            self._place(generation)
+            self.recoveries += 1
+        except NotPossible:
+            if not generation.tokens:  # nothing has been shown yet: others may serve it sooner
+                self._give_up(generation, BackendError(reason, status=503, retry_after_s=1))
+            elif generation not in self._parked:
+                loop = asyncio.get_running_loop()
+                lost = BackendError(f"{reason}; no worker came back", status=503)
+                self._parked[generation] = loop.call_later(_PATIENCE_S, self._give_up, generation, lost)
 
     # --- workers -------------------------------------------------------------------------------------
 
     async def _watch(self, worker: WorkerHandle) -> None:
-        """Read a worker's messages; when it dies, fail its requests and start it again."""
+        """Read a worker's messages; when it dies, move its requests and start it again."""
         failures = 0
         while True:
             try:
@@ -308,12 +254,10 @@ class Cluster:
                     failures = 0
             except EOFError:
                 pass
-            assert worker.process is not None
-            worker.started = worker.state = None
-            worker.close_connection()
-            code = await worker.process.wait()
-            log.error("%s died (%s)", worker.config.name, describe_exit(code))
-            self._fail_all(worker, f"{worker.config.name} died ({describe_exit(code)})")
+            worker.started = None
+            self._lost(worker, f"{worker.name} died")
+            how = await worker.buried()
+            log.error("%s died (%s)", worker.name, how)
             while not worker.up:
                 await asyncio.sleep(_RESTART_DELAYS_S[min(failures, len(_RESTART_DELAYS_S) - 1)])
                 failures += 1
@@ -321,12 +265,35 @@ class Cluster:
                     await worker.spawn()
                 except BackendError as error:
                     log.error("%s", error.message)
+            for generation, waiting in list(self._parked.items()):
+                waiting.cancel()
+                del self._parked[generation]
+                self._recover(generation, f"{worker.name} died")
 
-    def _fail_all(self, worker: WorkerHandle, reason: str) -> None:
-        for generation in list(worker.active.values()):
-            generation.fail(BackendError(reason, status=503))
-            worker.active.pop(generation.request, None)
-            self.end(generation)
+    def _lost(self, worker: WorkerHandle, reason: str) -> None:
+        """`worker` is gone, and with it what it computed and kept."""
+        self.pools.forget(worker)
+        interrupted: dict[Generation, None] = {}
+        for number, generation in list(worker.active.items()):
+            generation.parts.pop(number, None)
+            kept = generation.kept
+            if kept is not None and kept.source.request == number:
+                generation.kept = None
+                if generation.landed:
+                    continue  # whoever decodes has all it needs
+            interrupted[generation] = None
+        worker.active.clear()
+        for generation in interrupted:
+            self._recover(generation, reason)
+
+    async def _kill_the_silent(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_SILENCE_S / 10)
+            for worker in self.workers:
+                if worker.up and worker.active and loop.time() - worker.heard_at > _SILENCE_S:
+                    log.error("%s has said nothing for %g s and is killed", worker.name, _SILENCE_S)
+                    worker.kill()
 
     def _handle(self, worker: WorkerHandle, message: FromWorker) -> None:
         match message:
@@ -335,15 +302,15 @@ class Cluster:
                     self._token(worker, token)
             case Transferred():
                 self._transferred(worker, message)
-            case Failed(request, reason, status):
-                generation = worker.active.pop(request, None)
-                if generation is not None:
-                    generation.fail(BackendError(reason, status=status))
-                    self.end(generation)
+            case Failed():
+                self._failed(worker, message)
+            case Cached(added, removed):
+                worker.cached.update(added)
+                worker.cached.difference_update(removed)
             case State():
                 worker.state = message
             case Started() | StartFailed():
-                log.error("%s spoke out of turn: %s", worker.config.name, type(message).__name__)
+                log.error("%s spoke out of turn: %s", worker.name, type(message).__name__)
 
     def _token(self, worker: WorkerHandle, token: TokenOut) -> None:
         generation = worker.active.get(token.request)
@@ -352,16 +319,37 @@ class Cluster:
         generation.put(token)
         if token.finish_reason is not None:
             worker.active.pop(token.request, None)  # the worker has freed it already
+            generation.parts.pop(token.request, None)
             self.end(generation)
-        elif generation.backlog:
+        else:
             self._settle(generation)
+
+    def _failed(self, worker: WorkerHandle, message: Failed) -> None:
+        generation = worker.active.pop(message.request, None)
+        if generation is None:
+            return
+        generation.parts.pop(message.request, None)
+        if not message.kv_lost:
+            self._give_up(generation, BackendError(message.message, status=message.status))
+            return
+        if generation.kept is not None:
+            generation.distrusted.add(generation.kept.worker)
+            generation.kept = None
+        self._recover(generation, message.message)
 
     def _transferred(self, worker: WorkerHandle, message: Transferred) -> None:
         generation = worker.active.get(message.request)
-        if generation is None:
+        if generation is None or generation.kept is None:
             return
+        generation.landed = True
         facts = msgspec.structs.asdict(message)
         del facts["request"]
-        generation.transfer = KVTransfer(**facts)
-        if generation.prefill is not None:  # its worker's death no longer concerns this request
-            generation.prefill.active.pop(message.request, None)
+        source = generation.kept.worker
+        generation.transfer = transfer = KVTransfer(prefill=source.name, decode=worker.name, **facts)
+        self.pools.observe(source, worker, transfer, generation)
+
+    # --- the pools -----------------------------------------------------------------------------------
+
+    def set_role(self, worker: WorkerHandle, role: Role) -> None:
+        """From the next request on; what it is doing it finishes."""
+        worker.role = role

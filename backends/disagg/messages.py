@@ -38,8 +38,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     threads: int
     cpus: list[int] | None
     transport: Literal["shm", "tcp"]
-    token: str
+    secret: str
     lease_s: float
+    spill_tokens: int
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -60,14 +61,28 @@ class Sampling(msgspec.Struct, frozen=True):
     logprobs: int | None = None
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Where a prompt's KV is."""
+
+    address: str
+    incarnation: str
+    """The life of that worker in which it was computed."""
+    request: int
+    """What it is called there."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Serve a request: whole (unified), up to the first token (prefill), or from it on (decode)."""
+    """Serve a request: whole, up to the first token (`hand_over`), or from another worker's KV on (`source`)."""
 
     request: int
     prompt_ids: list[int]
     sampling: Sampling
-    source: str | None = None
-    """Decode: the address of the prefill worker to pull the KV from; None prefills here."""
+    source: Source | None = None
+    """None prefills here."""
+    hand_over: bool = False
+    """Stop after the first token, and keep the KV until it is aborted or its lease ends."""
+    replay: list[int] = []
+    """Tokens of the answer that were given before: go on after them."""
     ttft_s: float | None = None
     """The first token is due this long after now."""
     tpot_s: float | None = None
@@ -80,6 +95,14 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request: int
 
 
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Nobody else can take over what was submitted here to be handed over: go on with it, after `replay`."""
+
+    request: int
+    replay: list[int]
+    tpot_s: float | None = None
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Exit cleanly."""
 
@@ -88,11 +111,17 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded; requests may come."""
 
     pid: int
-    address: str | None
-    """Where decode workers pull KV from; None on workers that hand none over."""
+    incarnation: str
+    host: str
+    addresses: list[str]
+    """Where others pull KV from."""
     num_blocks: int
+    token_bytes: int
+    """Of KV."""
     dtype: str
     runner: str
+    step: tuple[float, float, float, float]
+    """`engine.step_time.StepTime.coefficients`."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
@@ -139,6 +168,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     request: int
     message: str
     status: int = 503
+    kv_lost: bool = False
+    """Its KV could not be had: it may be tried elsewhere."""
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
@@ -148,10 +179,24 @@ class State(msgspec.Struct, frozen=True, tag=True):
     waiting: int
     running: int
     held: int
+    """Prompts whose KV is kept for other workers."""
+    prefilled_tokens: int
+    """Prompt tokens computed since the start; of those replayed, none."""
+    replayed_tokens: int
+    context: int
+    """KV tokens of the sequences that decode."""
+    step: tuple[float, float, float, float]
 
 
-ToWorker = Submit | Abort | Stop
-FromWorker = Started | StartFailed | Tokens | Transferred | Failed | State
+class Cached(msgspec.Struct, frozen=True, tag=True):
+    """Which prefixes the worker remembers has changed: keys of prompt blocks (`engine.blocks.prefix_keys`)."""
+
+    added: list[bytes]
+    removed: list[bytes]
+
+
+ToWorker = Submit | Resume | Abort | Stop
+FromWorker = Started | StartFailed | Tokens | Transferred | Failed | Cached | State
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

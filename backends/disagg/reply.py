@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from backends.base import Call, KVTransfer, Piece, Usage
 from backends.disagg.choice import Choice, Delta
-from backends.disagg.cluster import Cluster, Generation
+from backends.disagg.cluster import Cluster
+from backends.disagg.generation import Generation
 from backends.disagg.messages import TokenOut
 from backends.disagg.render import Renderer
 from backends.disagg.request import GenerationRequest

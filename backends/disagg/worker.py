@@ -9,20 +9,25 @@ import contextlib
 import logging
 import os
 import queue
+import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from backends.disagg.engine.engine import Engine, StepResult, Token
+from backends.disagg.engine.kv_cache import as_bytes
 from backends.disagg.engine.sequence import SamplingParams, Sequence, Status
+from backends.disagg.leases import Leases
 from backends.disagg.messages import (
     Abort,
+    Cached,
     Failed,
+    Resume,
+    Source,
     Started,
     State,
     Stop,
@@ -33,11 +38,14 @@ from backends.disagg.messages import (
     WorkerConfig,
     frame,
 )
+from backends.disagg.transfer import sockets
 from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
-from backends.disagg.transfer.wire import Hello, WireError
+from backends.disagg.transfer.wire import Hello
 
 if TYPE_CHECKING:
+    import torch
+
     from backends.disagg.engine.grammar import Grammar, Grammars
 
 log = logging.getLogger("splitroute.worker")
@@ -47,8 +55,8 @@ _PATIENCE_S = 10.0
 """When the first token of a request without a goal is due: behind those with a nearer goal, but not all of them."""
 
 
-class _Released(msgspec.Struct, frozen=True):
-    request: int
+class _Heartbeat(msgspec.Struct, frozen=True):
+    requests: list[int]
 
 
 class _PullFailed(msgspec.Struct, frozen=True):
@@ -62,7 +70,7 @@ class _Compiled(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-Event = Submit | Abort | Stop | Landed | _Released | _PullFailed | _Compiled
+Event = Submit | Resume | Abort | Stop | Landed | _Heartbeat | _PullFailed | _Compiled
 
 
 class Worker:
@@ -80,45 +88,48 @@ class Worker:
         self.engine = engine
         self.control = control
         self.inbox = inbox
-        self.server: KVServer | None = None
+        self.incarnation = secrets.token_hex(8)
+        listeners = [sockets.listen(config.transport)]
+        self.server = KVServer(engine.cache, self.hello(), config.secret, listeners, self._heard)
         self.pullers: dict[str, Puller] = {}
-        self.sources: dict[int, str] = {}
-        """Where each request that pulls its KV pulls it from."""
+        self.sources: dict[int, Source] = {}
+        """Where the KV of each request that is served here for another worker was computed, and is kept."""
         self.submitted_at: dict[int, float] = {}
         self.alloc_s: dict[int, float] = {}
-        self.leases: deque[tuple[float, int]] = deque()
-        """(end, request) of KV held for a decode worker; every lease is equally long, so the first ends first."""
+        self.leases = Leases(config.lease_s)
+        self._beat_at = 0.0
+        self.prefilled_tokens = self.replayed_tokens = 0
         self._last_state: tuple[float, State | None] = (0.0, None)
         self.stopping = False
-        self.compiling: set[int] = set()
+        self.compiling: dict[int, Submit] = {}
         """Requests whose grammar is being compiled."""
         self._compilations: queue.SimpleQueue[Submit] | None = None
         self._load_grammars = load_grammars
+        if config.prefix_cache:
+            engine.scheduler.pool.changes = {}
 
     # --- life ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until told to stop."""
-        if self.config.role == "prefill":
-            self.server = KVServer(
-                self.engine.cache,
-                self.hello(),
-                self.config.transport,
-                lambda request: self.inbox.put(_Released(request)),
-            )
         self.say(
             Started(
                 pid=os.getpid(),
-                address=self.server.address if self.server else None,
+                incarnation=self.incarnation,
+                host=sockets.host_name(),
+                addresses=self.server.addresses,
                 num_blocks=self.engine.scheduler.pool.num_blocks,
+                token_bytes=self.engine.geometry.token_bytes,
                 dtype=self.engine.config.dtype,
                 runner=type(self.engine.runner).__name__,
+                step=self.engine.scheduler.step_time.coefficients,
             )
         )
         idle = True
         while not self.stopping:
             self.take_messages(wait=idle)
-            self.end_leases(time.monotonic())
+            self.keep_leases(time.monotonic())
+            self.make_room()
             result = self.engine.step()
             idle = result.idle
             self.report(result)
@@ -127,7 +138,8 @@ class Worker:
     def hello(self) -> Hello:
         geometry = self.engine.geometry
         return Hello(
-            token=self.config.token,
+            incarnation=self.incarnation,
+            host=sockets.host_name(),
             pid=os.getpid(),
             fingerprint=self.config.fingerprint,
             layers=geometry.layers,
@@ -136,7 +148,6 @@ class Worker:
             block_size=geometry.block_size,
             dtype=geometry.dtype,
             num_blocks=self.engine.cache.num_blocks,
-            transport=self.config.transport,
         )
 
     def say(self, message: msgspec.Struct) -> None:
@@ -163,13 +174,15 @@ class Worker:
                 self.compile(message)
             case _Compiled(submit, grammar, error):
                 self.compiled(submit, grammar, error)
+            case Resume():
+                self.resume(message)
             case Abort(request):
-                self.abort(request)
-            case _Released(request):
                 self.drop(request)
+            case _Heartbeat(requests):
+                self.leases.extend(requests, time.monotonic())
             case _PullFailed(request, reason):
                 if self.drop(request):
-                    self.say(Failed(request, reason))
+                    self.say(Failed(request, reason, kv_lost=True))
             case Stop():
                 self.stopping = True
             case Landed():
@@ -180,7 +193,7 @@ class Worker:
         if self._compilations is None:
             self._compilations = queue.SimpleQueue()
             threading.Thread(target=self._compile_all, args=(self._compilations,), name="grammar", daemon=True).start()
-        self.compiling.add(message.request)
+        self.compiling[message.request] = message
         self._compilations.put(message)
 
     def _compile_all(self, messages: queue.SimpleQueue[Submit]) -> None:
@@ -197,7 +210,7 @@ class Worker:
     def compiled(self, message: Submit, grammar: Grammar | None, error: str) -> None:
         if message.request not in self.compiling:
             return  # aborted meanwhile
-        self.compiling.remove(message.request)
+        message = self.compiling.pop(message.request)
         if grammar is None:
             self.say(Failed(message.request, f"the answer's form cannot be enforced: {error}", status=400))
         else:
@@ -212,11 +225,12 @@ class Worker:
             id=message.request,
             tokens=list(message.prompt_ids),
             params=SamplingParams(**asked),
-            prefill_only=self.config.role == "prefill",
+            prefill_only=message.hand_over,
             remote_kv=message.source is not None,
             deadline=now + (_PATIENCE_S if message.ttft_s is None else message.ttft_s),
             tpot_s=message.tpot_s,
             grammar=grammar,
+            replay=message.replay,
         )
         try:
             self.engine.scheduler.add(seq)
@@ -227,20 +241,28 @@ class Worker:
         if message.source is not None:
             self.sources[seq.id] = message.source
 
-    def abort(self, request: int) -> None:
-        """The client is gone: free everything, at once or as soon as a transfer into it has stopped."""
-        self.compiling.discard(request)
-        source = self.sources.get(request)
-        puller = self.pullers.get(source) if source else None
-        if puller is not None and not puller.cancel(request):
-            return  # `_PullFailed` follows
-        self.drop(request)
+    def resume(self, message: Resume) -> None:
+        """Be the decode worker too, of what was to be handed over."""
+        if (waiting := self.compiling.get(message.request)) is not None:
+            self.compiling[message.request] = msgspec.structs.replace(waiting, hand_over=False)
+            return
+        seq = self.engine.scheduler.sequences.get(message.request)
+        if seq is None:
+            self.say(Failed(message.request, "the KV to go on from is gone (its lease ended)", kv_lost=True))
+            return
+        self.server.withdraw(message.request)
+        self.leases.drop(message.request)
+        seq.tpot_s = message.tpot_s
+        self.engine.scheduler.resume(seq, message.replay)
 
     def drop(self, request: int) -> bool:
-        """Forget a request and free its blocks; False where it was not here."""
-        if self.server is not None:
-            self.server.withdraw(request)
-        self.sources.pop(request, None)
+        """Forget a request and free all it has: it is done, or its client is gone. False where it was not here."""
+        self.compiling.pop(request, None)
+        self.server.withdraw(request)
+        self.leases.drop(request)
+        source = self.sources.pop(request, None)
+        if source is not None and (puller := self.pullers.get(source.address)) is not None:
+            puller.cancel(request)
         self.submitted_at.pop(request, None)
         self.alloc_s.pop(request, None)
         seq = self.engine.scheduler.sequences.get(request)
@@ -259,55 +281,66 @@ class Worker:
                 self.say(Failed(out.seq.id, f"the answer lost its form: {error}", status=500))
         if result.tokens:  # first: a decode worker's tokens must not overtake the first one
             self.say(Tokens([_token_out(out) for out in result.tokens]))
-        if self.server is not None:
-            for chunk in result.chunks:
-                seq = chunk.seq
-                if not seq.blocks:
-                    continue  # ended with its first token
-                if chunk.start == seq.cached:
-                    blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
-                    self.server.offer(seq.id, blocks, seq.prompt_len)
-                end = chunk.start + chunk.length
-                self.server.progress(seq.id, pool.blocks_for(end) if chunk.last else end // pool.block_size)
-                if chunk.last:
-                    self.server.done(seq.id, seq.tokens[-1])
-                    self.leases.append((time.monotonic() + self.config.lease_s, seq.id))
+        for chunk in result.chunks:
+            seq = chunk.seq
+            replayed = max(0, chunk.start + chunk.length - max(chunk.start, seq.prompt_len))
+            self.replayed_tokens += replayed
+            self.prefilled_tokens += chunk.length - replayed
+            if not seq.prefill_only or not seq.blocks:
+                continue  # stays here, or ended with its first token
+            if chunk.start == seq.cached:
+                blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
+                self.server.offer(seq.id, blocks, seq.prompt_len)
+            end = chunk.start + chunk.length
+            self.server.progress(seq.id, pool.blocks_for(end) if chunk.last else end // pool.block_size)
+            if chunk.last:
+                self.server.done(seq.id, seq.tokens[-1])
+                self.leases.begin(seq.id, time.monotonic())
         for out in result.tokens:
             if out.finish_reason is not None:
                 self.drop(out.seq.id)
         for seq in result.receive:
             self.start_pull(seq)
+        if pool.changes:
+            added = [key for key, here in pool.changes.items() if here]
+            removed = [key for key, here in pool.changes.items() if not here]
+            self.say(Cached(added, removed))
+            pool.changes.clear()
 
     def start_pull(self, seq: Sequence) -> None:
-        source = self.sources[seq.id]
-        puller = self.pullers.get(source)
-        if puller is None or puller.closed:
-            try:
-                puller = Puller(
-                    self.engine.cache,
-                    self.hello(),
-                    source,
-                    self.inbox.put,
-                    lambda request, reason: self.inbox.put(_PullFailed(request, reason)),
-                )
-            except (WireError, OSError, EOFError) as error:
-                self.inbox.put(_PullFailed(seq.id, f"the prefill worker cannot be reached: {error}"))
-                return
-            self.pullers[source] = puller
+        source, pool = self.sources[seq.id], self.engine.scheduler.pool
         self.alloc_s[seq.id] = time.monotonic() - self.submitted_at[seq.id]
-        puller.pull(seq.id, seq.blocks[: self.engine.scheduler.pool.blocks_for(seq.prompt_len)])
+        blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
+        self.puller_of(source).pull(seq.id, source.request, blocks, seq.cached // pool.block_size)
+
+    def puller_of(self, source: Source) -> Puller:
+        """The connection to where `source` is."""
+        puller = self.pullers.get(source.address)
+        if puller is None or puller.closed or puller.incarnation != source.incarnation:
+            if puller is not None:
+                puller.close()
+            puller = self.pullers[source.address] = Puller(
+                self.engine.cache,
+                self.hello(),
+                self.config.secret,
+                source.address,
+                source.incarnation,
+                self.inbox.put,
+                lambda request, reason: self.inbox.put(_PullFailed(request, reason)),
+            )
+        return puller
 
     def landed(self, landed: Landed) -> None:
-        seq = self.engine.scheduler.sequences.get(landed.request)
+        seq = self.engine.scheduler.sequences.get(landed.pull)
         if seq is None:
             return  # aborted meanwhile
-        self.engine.scheduler.received(seq, landed.first_token)
-        self.sources.pop(seq.id)
+        self.engine.scheduler.received(seq, landed.first_token, exact=landed.exact)
+        address = self.sources[seq.id].address
         self.say(
             Transferred(
-                request=landed.request,
-                transport=self.config.transport,
-                codec="raw",
+                request=landed.pull,
+                transport="shm" if address.startswith("unix:") else "tcp",
+                codec=landed.codec,
                 bytes=landed.bytes,
                 prefill_pid=landed.prefill_pid,
                 decode_pid=os.getpid(),
@@ -319,12 +352,55 @@ class Worker:
             )
         )
 
-    def end_leases(self, now: float) -> None:
-        """Free KV that no decode worker took in time (vllm#46283), whichever lease comes first (vllm#58222)."""
-        while self.leases and self.leases[0][0] <= now:
-            _, request = self.leases.popleft()
+    def _heard(self, requests: list[int]) -> None:
+        self.inbox.put(_Heartbeat(requests))
+
+    def keep_leases(self, now: float) -> None:
+        """Free KV whose decode worker is heard of no more, and let those of whose KV this is one hear of it."""
+        for request in self.leases.ended(now):
             if self.drop(request):
-                log.warning("the KV of request %d was not taken within its lease and is freed", request)
+                log.warning("the lease of request %d's KV has ended; it is freed", request)
+        if now < self._beat_at or not self.sources:
+            return
+        self._beat_at = now + self.config.lease_s / 4
+        served: dict[str, tuple[Source, list[int]]] = {}
+        for source in self.sources.values():
+            served.setdefault(source.address, (source, []))[1].append(source.request)
+        for source, requests in served.values():
+            puller = self.pullers.get(source.address)
+            if puller is None or not puller.closed:
+                self.puller_of(source).heartbeat(requests)
+
+    def make_room(self) -> None:
+        """Move KV that is kept for other workers to host memory where blocks are short; the oldest goes first."""
+        scheduler, cache = self.engine.scheduler, self.engine.cache
+        short = scheduler.short_of
+        if not short:
+            return
+        for request in self.leases.requests():
+            seq = scheduler.sequences[request]
+            if not seq.blocks:
+                continue
+            room = self.config.spill_tokens // scheduler.pool.block_size - self._spilled_blocks() - len(seq.blocks)
+            if room < 0:
+                return
+            saved: list[torch.Tensor] = []
+
+            def save(seq: Sequence = seq, saved: list[torch.Tensor] = saved) -> memoryview:
+                saved.append(cache.save(seq.blocks))
+                return as_bytes(saved[0])
+
+            if not self.server.spill(request, save):
+                continue  # it is being read
+            short -= len(seq.blocks)
+            scheduler.spilled(seq, saved[0])
+            if short <= 0:
+                return
+
+    def _spilled_blocks(self) -> int:
+        scheduler = self.engine.scheduler
+        held = (scheduler.sequences[request] for request in self.leases.requests())
+        return sum(scheduler.pool.blocks_for(seq.prompt_len + 1) for seq in held if seq.host_kv is not None)
 
     def report_state(self, idle: bool) -> None:
         now = time.monotonic()
@@ -337,6 +413,10 @@ class Worker:
             waiting=len(scheduler.waiting),
             running=len(scheduler.running) + len(scheduler.prefilling),
             held=sum(seq.status is Status.HELD for seq in scheduler.sequences.values()),
+            prefilled_tokens=self.prefilled_tokens,
+            replayed_tokens=self.replayed_tokens,
+            context=sum(len(seq.tokens) for seq in scheduler.running),
+            step=scheduler.step_time.coefficients,
         )
         if state != sent:
             self.say(state)

@@ -10,6 +10,45 @@ from typing import Any
 
 from backends.base import Call, KVTransfer, Surface, Usage
 from backends.disagg.backend import DisaggBackend
+from backends.disagg.cluster import Cluster
+from backends.disagg.handle import WorkerHandle
+from backends.options import DisaggOptions
+
+LONG = "Tell me what this says. " + "The river runs past the old mill and down to the sea. " * 80
+"""About a thousand tokens."""
+
+
+async def started(**options: Any) -> DisaggBackend:
+    """A running cluster of the real model; close it."""
+    backend = DisaggBackend(
+        "own", DisaggOptions.model_validate({"model": "smollm2-135m", "kv_tokens": 8192, **options})
+    )
+    await backend.start()
+    return backend
+
+
+def cluster_of(backend: DisaggBackend) -> Cluster:
+    assert backend._cluster is not None
+    return backend._cluster
+
+
+def pid_of(worker: WorkerHandle) -> int:
+    assert worker.started is not None
+    return worker.started.pid
+
+
+async def all_blocks_free(backend: DisaggBackend) -> None:
+    """Every block of every worker comes back to its pool."""
+
+    def free() -> bool:
+        return all(
+            worker.started is not None
+            and worker.state is not None
+            and worker.state.free_blocks == worker.started.num_blocks
+            for worker in cluster_of(backend).workers
+        )
+
+    await until(free, "every KV block is free")
 
 
 @dataclass(frozen=True, slots=True)

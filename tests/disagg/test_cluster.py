@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,27 +13,17 @@ import pytest
 import pytest_asyncio
 
 from backends.base import BackendError, Call
-from backends.disagg import cluster as clusters
+from backends.disagg import handle as handles
 from backends.disagg.backend import DisaggBackend, worker_configs
-from backends.disagg.cluster import Cluster, WorkerHandle
+from backends.disagg.cluster import Cluster
 from backends.disagg.messages import Sampling, Submit
 from backends.models import ModelFiles, fingerprint, load_tokenizer
 from backends.options import DisaggOptions
-from tests.disagg.serving import ask, until
+from tests.disagg.serving import LONG, all_blocks_free, ask, cluster_of, pid_of, started, until
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 TOOL = {"type": "function", "function": {"name": "f"}}
-LONG = "Tell me what this says. " + "The river runs past the old mill and down to the sea. " * 80
-"""About a thousand tokens."""
-
-
-async def started(**options: Any) -> DisaggBackend:
-    backend = DisaggBackend(
-        "own", DisaggOptions.model_validate({"model": "smollm2-135m", "kv_tokens": 8192, **options})
-    )
-    await backend.start()
-    return backend
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -49,30 +38,6 @@ async def unified(smollm2: ModelFiles) -> AsyncIterator[DisaggBackend]:
     backend = await started(mode="unified")
     yield backend
     await backend.aclose()
-
-
-def cluster_of(backend: DisaggBackend) -> Cluster:
-    assert backend._cluster is not None
-    return backend._cluster
-
-
-def pid_of(worker: WorkerHandle) -> int:
-    assert worker.started is not None
-    return worker.started.pid
-
-
-async def all_blocks_free(backend: DisaggBackend) -> None:
-    """Every block of every worker comes back to its pool."""
-
-    def free() -> bool:
-        return all(
-            worker.started is not None
-            and worker.state is not None
-            and worker.state.free_blocks == worker.started.num_blocks
-            for worker in cluster_of(backend).workers
-        )
-
-    await until(free, "every KV block is free")
 
 
 async def test_an_answer_is_prefilled_in_one_process_and_decoded_in_another(split: DisaggBackend) -> None:
@@ -259,31 +224,6 @@ async def test_more_requests_than_memory_all_get_their_answers(smollm2: ModelFil
         await backend.aclose()
 
 
-@pytest.mark.parametrize("victim", ["prefill", "decode"])
-async def test_a_killed_worker_fails_only_its_requests_and_comes_back(split: DisaggBackend, victim: str) -> None:
-    """sglang#12779"""
-    cluster = cluster_of(split)
-    (worker,) = cluster.prefill if victim == "prefill" else cluster.decode
-    (other,) = cluster.decode if victim == "prefill" else cluster.prefill
-    await until(lambda: split.health().ok, "both are up")
-    before, survivor = pid_of(worker), pid_of(other)
-    asking = asyncio.create_task(ask(split, LONG, max_tokens=200))
-    await until(lambda: bool(worker.active), "the request has arrived")
-    await asyncio.sleep(0.5)
-    os.kill(before, signal.SIGKILL)
-    with pytest.raises(BackendError) as failed:
-        await asking
-    assert failed.value.status == 503
-    # Whoever notices first says it: the coordinator, or the decode worker that was pulling.
-    assert "killed by signal 9" in failed.value.message or "prefill worker went away" in failed.value.message
-    await until(lambda: not split.health().ok, "its loss is noticed")
-    await until(lambda: worker.up, "the worker is started again")
-    assert split.health().ok
-    assert pid_of(worker) != before and pid_of(other) == survivor
-    assert "Paris" in (await ask(split, "What is the capital of France?")).text
-    await all_blocks_free(split)
-
-
 async def test_kv_that_nobody_takes_is_freed_when_its_lease_ends(smollm2: ModelFiles) -> None:
     """vllm#46283, vllm#58222, sglang#39428"""
     options = DisaggOptions(model="smollm2-135m", kv_tokens=2048)
@@ -294,7 +234,7 @@ async def test_kv_that_nobody_takes_is_freed_when_its_lease_ends(smollm2: ModelF
         (worker,) = cluster.prefill
         ids = load_tokenizer(smollm2).encode(LONG)[:60]
         for request in (1, 2):
-            worker.send(Submit(request, ids, Sampling(8, 0.0, 1.0, 0, [])))
+            worker.send(Submit(request, ids, Sampling(8, 0.0, 1.0, 0, []), hand_over=True))
         await until(lambda: worker.state is not None and worker.state.held == 2, "both prompts' KV is held")
         await until(lambda: worker.state is not None and worker.state.free_blocks == 128, "both leases have ended")
         assert worker.state is not None and worker.state.held == 0
@@ -339,7 +279,7 @@ async def test_a_worker_that_dies_while_it_starts_is_named(
     smollm2: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = children()
-    monkeypatch.setattr(clusters.sys, "executable", "/bin/false")
+    monkeypatch.setattr(handles.sys, "executable", "/bin/false")
     with pytest.raises(BackendError, match=r"(prefill|decode)-0 died while it started \(exit status 1\)"):
         await started()
     assert children() == before

@@ -310,13 +310,17 @@ class Memory:
         for position in range(start, end):
             self.slots[self.at(seq.blocks, position)] = tuple(seq.tokens[: position + 1])
 
+    def saved(self, seq: Sequence, blocks: list[int]) -> list[tuple[int, ...]]:
+        return [self.slots[self.at(blocks, position)] for position in range(seq.computed)]
+
     def carry_out(self, step: Step) -> None:
         for seq, blocks in step.swap_out:
-            seq.host_kv = [self.slots[self.at(blocks, position)] for position in range(seq.computed)]
+            seq.host_kv = self.saved(seq, blocks)
         for seq in step.swap_in:
             assert isinstance(seq.host_kv, list)
             for position, kv in enumerate(seq.host_kv):
                 self.slots[self.at(seq.blocks, position)] = kv
+            seq.host_kv = None
         for chunk in step.prefill:
             self.compute(chunk.seq, chunk.start, chunk.start + chunk.length)
         for seq in step.decode:
@@ -326,8 +330,8 @@ class Memory:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Any order of arrive, share, preempt, receive, abort, finish: no block is lost, none is written by one while
-    another reads it, everybody ends."""
+    """Any order of arrive, share, preempt, receive, hold, spill, go on elsewhere, abort, finish: no block is lost,
+    none is written by one while another reads it, everybody ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -350,12 +354,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind=st.sampled_from(["plain", "plain", "prefill_only", "remote_kv"]),
         tpot_s=st.sampled_from([None, None, 0.001, 0.012, 0.015, 0.1]),
         deadline=st.floats(0, 3),
+        replayed=st.sampled_from([0, 0, 1, 2, 6]),
     )
     def arrive(
-        self, prompt: int, differs: int, max_tokens: int, kind: str, tpot_s: float | None, deadline: float
+        self,
+        prompt: int,
+        differs: int,
+        max_tokens: int,
+        kind: str,
+        tpot_s: float | None,
+        deadline: float,
+        replayed: int,
     ) -> None:
         tokens = [position + 100 * (0 < differs <= position) for position in range(prompt)]
-        seq = Sequence(self.next_id, tokens, SamplingParams(max_tokens=max_tokens), tpot_s=tpot_s, deadline=deadline)
+        replay = [1] * min(replayed, max_tokens - 1, 38 - prompt) if kind != "prefill_only" else []
+        params = SamplingParams(max_tokens=max_tokens)
+        seq = Sequence(self.next_id, tokens, params, tpot_s=tpot_s, deadline=deadline, replay=replay)
         seq.prefill_only, seq.remote_kv = kind == "prefill_only", kind == "remote_kv"
         self.next_id += 1
         self.sched.add(seq)
@@ -372,8 +386,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def kv_lands(self) -> None:
         seq = self.receiving.pop(0)
         if seq.status is Status.RECEIVING:
-            self.memory.compute(seq, 0, seq.prompt_len)
+            self.memory.compute(seq, seq.computed, seq.prompt_len)
             self.sched.received(seq, 1)
+
+    @property
+    def held(self) -> list[Sequence]:
+        return [seq for seq in self.sched.sequences.values() if seq.status is Status.HELD]
+
+    @precondition(lambda self: any(seq.blocks and seq.prefill_only for seq in self.held))
+    @rule()
+    def spill(self) -> None:
+        seq = next(seq for seq in self.held if seq.blocks and seq.prefill_only)
+        self.sched.spilled(seq, self.memory.saved(seq, seq.blocks))
+
+    @precondition(lambda self: self.held)
+    @rule(given_before=st.integers(1, 5))
+    def nobody_takes_it_over(self, given_before: int) -> None:
+        seq = self.held[0]
+        self.sched.resume(seq, [1] * min(given_before, max(1, seq.params.max_tokens - 1), 38 - seq.prompt_len))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

@@ -7,142 +7,257 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from backends.disagg.engine.kv_cache import KVCache, KVGeometry
-from backends.disagg.transfer import sockets
+from backends.disagg.engine.kv_cache import KVCache, KVGeometry, as_bytes
+from backends.disagg.transfer import auth, sockets
 from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
-from backends.disagg.transfer.wire import Header, Hello, Kind, WireError
+from backends.disagg.transfer.wire import Header, Hello, Kind
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8, block_size=16, dtype="bfloat16")
 CPU = torch.device("cpu")
+SECRET = "the secret of this cluster"
+
+Event = Landed | tuple[int, str]
 
 
-def hello(transport: str, pid: int, **changes: object) -> Hello:
-    base = Hello("secret", pid, "ab", 3, 2, 8, 16, "bfloat16", 32, transport)
+def hello(**changes: object) -> Hello:
+    base = Hello("life-1", sockets.host_name(), 1, "ab", 3, 2, 8, 16, "bfloat16", 32)
     return msgspec.structs.replace(base, **changes)
+
+
+def serve(transport: str, heard: Callable[[list[int]], None] = print) -> KVServer:
+    cache = KVCache(GEOMETRY, 32, CPU)
+    cache.data.copy_(torch.randn(cache.data.shape))
+    return KVServer(cache, hello(), SECRET, [sockets.listen(transport)], heard)
+
+
+@dataclass
+class Side:
+    """A decode side, and what it told its engine."""
+
+    address: str
+    mine: Hello = field(default_factory=lambda: hello(pid=2, incarnation="life-2"))
+    secret: str = SECRET
+    incarnation: str = "life-1"
+    events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self.puller = Puller(
+            KVCache(GEOMETRY, 32, CPU),
+            self.mine,
+            self.secret,
+            self.address,
+            self.incarnation,
+            self.events.put,
+            lambda pull, reason: self.events.put((pull, reason)),
+        )
+
+    def event(self) -> Event:
+        return self.events.get(timeout=5)
+
+    def landed(self) -> Landed:
+        event = self.event()
+        assert isinstance(event, Landed), event
+        return event
+
+    def failed(self) -> tuple[int, str]:
+        event = self.event()
+        assert not isinstance(event, Landed)
+        return event
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.puller.cache.data
 
 
 @dataclass
 class Pair:
-    """A prefill side and a decode side, and what each told its engine."""
-
     server: KVServer
-    puller: Puller
-    released: queue.SimpleQueue[int]
-    events: queue.SimpleQueue[Landed | tuple[int, str]]
+    side: Side
+    heard: queue.SimpleQueue[list[int]]
+
+    @property
+    def puller(self) -> Puller:
+        return self.side.puller
 
     @property
     def source(self) -> torch.Tensor:
         return self.server.cache.data
 
-    @property
-    def target(self) -> torch.Tensor:
-        return self.puller.cache.data
+    def offer_whole(self, request: int, blocks: list[int], first_token: int = 1) -> None:
+        self.server.offer(request, blocks, len(blocks) * 16)
+        self.server.progress(request, len(blocks))
+        self.server.done(request, first_token)
 
 
 @pytest.fixture(params=["shm", "tcp"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    transport = request.param
-    released: queue.SimpleQueue[int] = queue.SimpleQueue()
-    events: queue.SimpleQueue[Landed | tuple[int, str]] = queue.SimpleQueue()
-    cache = KVCache(GEOMETRY, 32, CPU)
-    cache.data.copy_(torch.randn(cache.data.shape))
-    server = KVServer(cache, hello(transport, 1), transport, released.put)
-    puller = Puller(
-        KVCache(GEOMETRY, 32, CPU),
-        hello(transport, 2),
-        server.address,
-        events.put,
-        lambda request, reason: events.put((request, reason)),
-    )
-    yield Pair(server, puller, released, events)
-    puller.close()
+    heard: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    server = serve(request.param, heard.put)
+    side = Side(server.addresses[0])
+    yield Pair(server, side, heard)
+    side.puller.close()
     server.close()
 
 
 def test_blocks_cross_in_any_order_of_pool_indices_while_the_prompt_is_still_computed(pair: Pair) -> None:
     pair.server.offer(7, [5, 30, 2], 40)
-    pair.puller.pull(7, [9, 1, 20])
+    pair.puller.pull(70, 7, [9, 1, 20])
     pair.server.progress(7, 1)
     pair.server.progress(7, 3)
     pair.server.done(7, first_token=123)
-    landed = pair.events.get(timeout=5)
-    assert isinstance(landed, Landed)
-    assert (landed.request, landed.first_token, landed.prefill_pid) == (7, 123, 1)
+    landed = pair.side.landed()
+    assert (landed.pull, landed.first_token, landed.exact) == (70, 123, True)
     assert landed.bytes == 3 * GEOMETRY.block_bytes
-    assert torch.equal(pair.target[[9, 1, 20]], pair.source[[5, 30, 2]])
-    assert pair.released.get(timeout=5) == 7
+    assert torch.equal(pair.side.data[[9, 1, 20]], pair.source[[5, 30, 2]])
+    assert pair.side.data[0].count_nonzero() == 0, "no other block was touched"
 
 
 def test_a_pull_may_come_before_the_prompt_is_known_to_the_prefill_side(pair: Pair) -> None:
-    pair.puller.pull(8, [3])
-    pair.server.offer(8, [4], 16)
-    pair.server.progress(8, 1)
-    pair.server.done(8, 1)
-    assert isinstance(pair.events.get(timeout=5), Landed)
-
-
-def test_a_request_whose_lease_ended_is_refused_never_garbage(pair: Pair) -> None:
-    """vllm#21570: the decode side reads blocks whose lease ran out."""
-    pair.server.offer(9, [1, 2], 32)
-    pair.server.progress(9, 2)
-    pair.server.done(9, 1)
-    pair.server.withdraw(9)
-    pair.puller.pull(9, [1, 2])
-    request, reason = pair.events.get(timeout=5)  # type: ignore[misc]
-    assert request == 9 and "no longer holds" in reason
-
-
-def test_a_pull_cut_off_half_way_ends_once_and_the_connection_goes_on(pair: Pair) -> None:
-    pair.server.offer(10, [1, 2], 32)
-    pair.puller.pull(10, [1, 2])
-    pair.server.progress(10, 1)
-    assert pair.puller.cancel(10) is False, "its blocks may be written this moment"
-    assert pair.released.get(timeout=5) == 10
-    pair.server.withdraw(10)
-    assert pair.events.get(timeout=5)[0] == 10  # type: ignore[index]
-    assert pair.puller.cancel(10) is True
-    test_a_pull_may_come_before_the_prompt_is_known_to_the_prefill_side(pair)
-
-
-def test_cancelling_a_pull_that_was_never_offered_is_acknowledged(pair: Pair) -> None:
-    pair.puller.pull(11, [1])
+    pair.puller.pull(80, 8, [3])
     time.sleep(0.05)
-    assert pair.puller.cancel(11) is False
-    assert pair.events.get(timeout=5)[0] == 11  # type: ignore[index]
+    pair.offer_whole(8, [4], first_token=5)
+    assert pair.side.landed().first_token == 5
+    assert torch.equal(pair.side.data[3], pair.source[4])
+
+
+def test_only_the_blocks_that_are_missing_are_sent(pair: Pair) -> None:
+    pair.offer_whole(14, [4, 5, 6])
+    pair.puller.pull(140, 14, [1, 2, 3], first_block=2)
+    assert pair.side.landed().bytes == GEOMETRY.block_bytes
+    assert torch.equal(pair.side.data[3], pair.source[6])
+    assert pair.side.data[[1, 2]].count_nonzero() == 0
+    pair.puller.pull(141, 14, [1, 2, 3], first_block=3)
+    assert pair.side.landed().bytes == 0
+
+
+def test_what_has_landed_may_be_pulled_again_by_others(pair: Pair) -> None:
+    """A decode worker dies: another takes the same KV, which is kept until the request is over."""
+    pair.offer_whole(15, [4, 5])
+    pair.puller.pull(150, 15, [1, 2])
+    pair.side.landed()
+    pair.puller.close()
+    other = Side(pair.server.addresses[0])
+    other.puller.pull(1, 15, [7, 8])
+    assert other.landed().first_token == 1
+    assert torch.equal(other.data[[7, 8]], pair.source[[4, 5]])
+    other.puller.close()
+
+
+def test_what_was_spilled_to_host_memory_is_served_from_there(pair: Pair) -> None:
+    pair.offer_whole(16, [4, 5])
+    before = pair.source[[4, 5]].clone()
+    assert pair.server.spill(16, lambda: as_bytes(pair.server.cache.save([4, 5])))
+    pair.source[[4, 5]] = 0.0  # the blocks are somebody else's now
+    pair.puller.pull(160, 16, [1, 2])
+    pair.side.landed()
+    assert torch.equal(pair.side.data[[1, 2]], before)
+
+
+def test_blocks_that_are_being_read_are_not_spilled() -> None:
+    server = serve("shm")
+    slow = sockets.connect(server.addresses[0])
+    auth.prove_to_listener(slow, SECRET, time.monotonic() + 5)
+    sockets.send_control(slow, Kind.HELLO, msgspec.msgpack.encode(hello()))
+    sockets.receive_control(slow, Kind.HELLO)
+    server.offer(1, [4], 16)
+    sockets.send(slow, Header(Kind.PULL, request=9, payload_bytes=8), [(1).to_bytes(8, "little")])
+    server.progress(1, 1)
+    server.done(1, 1)
+    time.sleep(0.1)
+    assert not server.spill(1, lambda: pytest.fail("its blocks are being read"))
+    slow.close()
+    deadline = time.monotonic() + 5
+    while not server.spill(1, lambda: as_bytes(server.cache.save([4]))):
+        assert time.monotonic() < deadline, "a reader that has gone reads no more"
+        time.sleep(0.01)
+    server.close()
+
+
+def test_kv_whose_lease_ended_is_refused_never_garbage(pair: Pair) -> None:
+    """vllm#21570"""
+    pair.offer_whole(9, [1, 2])
+    pair.server.withdraw(9)
+    pair.puller.pull(90, 9, [1, 2])
+    pull, reason = pair.side.failed()
+    assert pull == 90 and "no longer holds" in reason
+
+
+def test_a_cancelled_pull_writes_nothing_more_and_the_connection_goes_on(pair: Pair) -> None:
+    pair.server.offer(10, [1, 2], 32)
+    pair.puller.pull(100, 10, [1, 2])
+    pair.server.progress(10, 1)
+    pair.puller.cancel(100)
+    before = pair.side.data.clone()
+    pair.server.progress(10, 2)
+    pair.server.done(10, 1)
+    test_a_pull_may_come_before_the_prompt_is_known_to_the_prefill_side(pair)
+    before[3] = pair.source[4]
+    assert torch.equal(pair.side.data, before)
+    assert pair.side.events.empty(), "nothing is told of what was cancelled"
+
+
+def test_a_decode_side_frees_its_blocks_though_the_prefill_side_says_nothing() -> None:
+    """vllm#46283: the peer accepts, and is silent for ever; a pull and its end wait for nobody."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    side = Side(f"tcp:127.0.0.1:{silent.getsockname()[1]}")
+    begun = time.monotonic()
+    side.puller.pull(1, 1, [1, 2])
+    side.puller.cancel(1)
+    side.puller.heartbeat([1])
+    assert time.monotonic() - begun < 1
+    side.puller.close()
+    silent.close()
+
+
+def test_heartbeats_name_what_must_be_kept(pair: Pair) -> None:
+    pair.puller.heartbeat([3, 1 << 63])
+    assert pair.heard.get(timeout=5) == [3, 1 << 63]
 
 
 def test_pulls_fail_when_the_prefill_side_goes(pair: Pair) -> None:
-    pair.puller.pull(12, [1])
-    pair.puller.close()
-    assert pair.events.get(timeout=5)[0] == 12  # type: ignore[index]
-    pair.puller.pull(13, [1])
-    request, reason = pair.events.get(timeout=5)  # type: ignore[misc]
-    assert request == 13 and "closed" in reason
+    test_a_pull_may_come_before_the_prompt_is_known_to_the_prefill_side(pair)
+    pair.puller.pull(12, 12, [1])
+    pair.server.close()
+    assert pair.side.failed()[0] == 12
+    pair.puller.pull(13, 13, [1])
+    pull, reason = pair.side.failed()
+    assert pull == 13 and "went away" in reason
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_another_models_worker_is_refused_at_the_handshake(transport: str) -> None:
-    server = KVServer(KVCache(GEOMETRY, 32, CPU), hello(transport, 1), transport, print)
-    other = hello(transport, 2, fingerprint="cd", dtype="float32")
-    with pytest.raises(WireError, match="fingerprint 'ab' here, 'cd' there; dtype"):
-        Puller(KVCache(GEOMETRY, 32, CPU), other, server.address, print, print)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mine": hello(pid=2, fingerprint="cd", dtype="float32")}, "fingerprint .* dtype"),
+        ({"mine": hello(pid=2, block_size=32)}, "process . and process . cannot share KV: block_size"),
+        ({"secret": "another secret altogether"}, "does not know this cluster's secret"),
+        ({"incarnation": "life-0"}, "started again"),
+    ],
+    ids=["another model", "other blocks", "another cluster", "an earlier life"],
+)
+def test_who_does_not_belong_is_refused_and_told_why(transport: str, changes: dict[str, object], said: str) -> None:
+    server = serve(transport)
+    side = Side(server.addresses[0], **changes)  # type: ignore[arg-type]
+    side.puller.pull(1, 1, [1])
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(side.failed()[1])
     server.close()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_peer_without_the_clusters_token_gets_nothing(transport: str) -> None:
-    server = KVServer(KVCache(GEOMETRY, 32, CPU), hello(transport, 1), transport, print)
-    with pytest.raises(EOFError):
-        Puller(KVCache(GEOMETRY, 32, CPU), hello(transport, 2, token="x"), server.address, print, print)
-    server.close()
+def test_an_address_where_nobody_listens_fails_the_pull() -> None:
+    side = Side("unix:@splitroute-nobody")
+    side.puller.pull(1, 1, [1])
+    assert "failed" in side.failed()[1]
 
 
 @pytest.mark.parametrize(
@@ -151,56 +266,144 @@ def test_a_peer_without_the_clusters_token_gets_nothing(transport: str) -> None:
         b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + b"x" * 64,
         Header(Kind.PULL, request=1).encode(),
         Header(Kind.HELLO, payload_bytes=1 << 40).encode(),
-        Header(Kind.HELLO, payload_bytes=9).encode() + b"malformed",
+        Header(Kind.CHALLENGE, payload_bytes=9).encode() + b"malformed",
+        Header(Kind.CHALLENGE, payload_bytes=1 << 16).encode(),
         b"\0" * 200,
     ],
 )
 def test_a_stranger_is_dropped_and_harms_nobody(pair: Pair, garbage: bytes) -> None:
-    stranger = sockets.connect(pair.server.address)
-    stranger.sendall(garbage)
-    stranger.settimeout(5)
-    with contextlib.suppress(ConnectionResetError):
-        assert stranger.recv(1) == b""
-    stranger.close()
+    assert talk(pair.server.addresses[0], garbage) == b""
     test_blocks_cross_in_any_order_of_pool_indices_while_the_prompt_is_still_computed(pair)
+
+
+def talk(address: str, said: bytes) -> bytes:
+    """What the listener answers a stranger before it hangs up."""
+    stranger = sockets.connect(address)
+    stranger.settimeout(5)
+    answer = b""
+    with stranger:
+        try:
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            while data := stranger.recv(4096):
+                answer += data
+        except TimeoutError:
+            pytest.fail("it was left waiting")
+        except OSError:
+            pass  # it hung up before all was said
+    return answer
+
+
+@given(
+    said=st.one_of(
+        st.binary(max_size=300),
+        st.builds(
+            lambda kind, request, payload, announced: (
+                Header(kind, request=request, payload_bytes=announced or len(payload)).encode() + payload
+            ),
+            st.sampled_from(Kind),
+            st.integers(0, 9),
+            st.binary(max_size=300),
+            st.one_of(st.none(), st.integers(0, 1 << 63)),
+        ),
+    )
+)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_stranger_says_it_learns_nothing_of_use(pair: Pair, said: bytes) -> None:
+    """No KV, no Hello: at most a nonce and a MAC over both nonces, which open nothing."""
+    assert len(talk(pair.server.addresses[0], said)) <= 64 + 64
+
+
+def test_a_recorded_conversation_opens_nothing() -> None:
+    """Replay: what a rightful peer said once is said again, byte for byte."""
+    server = serve("tcp")
+    said = bytearray()
+    front = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=relay, args=(front, server.addresses[0], said.extend, lambda data: data)).start()
+    side = Side(f"tcp:127.0.0.1:{front.getsockname()[1]}")
+    server.offer(1, [1], 16)
+    server.progress(1, 1)
+    server.done(1, 1)
+    side.puller.pull(1, 1, [1])
+    side.landed()
+    side.puller.close()
+    assert len(said) > 200
+    assert len(talk(server.addresses[0], bytes(said))) == 64 + 64
+    server.close()
+    front.close()
+
+
+def test_a_listener_without_the_secret_learns_none() -> None:
+    """Mutual: the decode side proves nothing to a prefill side that has not proved itself."""
+    impostor = socket.create_server(("127.0.0.1", 0))
+    Side(f"tcp:127.0.0.1:{impostor.getsockname()[1]}")
+    connection, _ = impostor.accept()
+    sockets.receive_control(connection, Kind.CHALLENGE)
+    sockets.send_control(connection, Kind.PROOF, b"x" * 64)
+    connection.settimeout(5)
+    assert connection.recv(1) == b""
+    impostor.close()
+
+
+def test_strangers_who_say_nothing_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "HANDSHAKE_TIMEOUT_S", 0.3)
+    server = serve("tcp")
+    strangers = [sockets.connect(server.addresses[0]) for _ in range(40)]
+    for _ in range(20):  # one that trickles gets no more time than one that is silent
+        with contextlib.suppress(OSError):
+            strangers[0].sendall(b"S")
+        time.sleep(0.05)
+    side = Side(server.addresses[0])
+    side.puller.pull(1, 1, [1])
+    server.offer(1, [1], 16)
+    server.progress(1, 1)
+    server.done(1, 1)
+    side.landed()
+    for stranger in strangers:
+        stranger.close()
+    server.close()
+
+
+def relay(
+    front: socket.socket, address: str, heard: Callable[[bytes], None], change: Callable[[bytearray], bytes]
+) -> None:
+    """Stand between one decode side and `address`: listen to it, and change what it is told."""
+    down, _ = front.accept()
+    up = sockets.connect(address)
+    up.settimeout(None)
+
+    def back() -> None:
+        while data := down.recv(65536):
+            heard(data)
+            up.sendall(data)
+        sockets.shut(up)
+
+    threading.Thread(target=back, daemon=True).start()
+    with contextlib.suppress(OSError):
+        while data := bytearray(up.recv(65536)):
+            down.sendall(change(data))
 
 
 def test_kv_damaged_on_the_wire_is_not_accepted() -> None:
     """One bit flips between the two sides: the checksum says so and the request fails."""
-    server = KVServer(KVCache(GEOMETRY, 32, CPU), hello("tcp", 1), "tcp", print)
+    server = serve("tcp")
     front = socket.create_server(("127.0.0.1", 0))
+    passed = 0
 
-    def relay() -> None:
-        down, _ = front.accept()
-        up = sockets.connect(server.address)
-        up.settimeout(None)
+    def flip(data: bytearray) -> bytes:
+        nonlocal passed
+        if passed < 2000 <= passed + len(data):
+            data[2000 - passed] ^= 1
+        passed += len(data)
+        return data
 
-        def back() -> None:
-            while data := down.recv(65536):
-                up.sendall(data)
-
-        threading.Thread(target=back, daemon=True).start()
-        passed = 0
-        while data := bytearray(up.recv(65536)):
-            if passed < 1000 <= passed + len(data):
-                data[1000 - passed] ^= 1
-            passed += len(data)
-            down.sendall(data)
-
-    threading.Thread(target=relay, daemon=True).start()
-    events: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    puller = Puller(
-        KVCache(GEOMETRY, 32, CPU),
-        hello("tcp", 2),
-        f"tcp:127.0.0.1:{front.getsockname()[1]}",
-        print,
-        lambda request, reason: events.put((request, reason)),
-    )
+    threading.Thread(target=relay, args=(front, server.addresses[0], len, flip), daemon=True).start()
+    side = Side(f"tcp:127.0.0.1:{front.getsockname()[1]}")
     server.offer(1, [1, 2], 32)
     server.progress(1, 2)
     server.done(1, 1)
-    puller.pull(1, [1, 2])
-    request, reason = events.get(timeout=5)
-    assert request == 1 and "checksum mismatch" in reason
+    side.puller.pull(1, 1, [1, 2])
+    pull, reason = side.failed()
+    assert pull == 1 and "checksum mismatch" in reason
     server.close()
     front.close()

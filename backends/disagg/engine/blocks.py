@@ -41,6 +41,8 @@ class BlockPool:
         self._owners = [0] * num_blocks
         self._key_of: dict[int, Key] = {}
         self._block_of: dict[Key, int] = {}
+        self.changes: dict[Key, bool] | None = None
+        """Where somebody wants to know and empties it: keys that became findable (True) or are so no more."""
 
     @property
     def free_count(self) -> int:
@@ -66,7 +68,10 @@ class BlockPool:
                 block = self._empty.pop()
             else:
                 block, _ = self._unowned.popitem(last=False)
-                del self._block_of[self._key_of.pop(block)]
+                key = self._key_of.pop(block)
+                del self._block_of[key]
+                if self.changes is not None:
+                    self.changes[key] = False
             self._owners[block] = 1
             taken.append(block)
         return taken
@@ -95,6 +100,8 @@ class BlockPool:
         if key not in self._block_of:
             self._block_of[key] = block
             self._key_of[block] = key
+            if self.changes is not None:
+                self.changes[key] = True
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Give up one ownership of each of `blocks`. Doing so twice is a bug and raises before anything changes."""

@@ -101,3 +101,8 @@ class KVCache:
         """Write what `save` returned into the first of `blocks`."""
         index = torch.tensor(blocks[: saved.shape[0]], device=self.data.device)
         self.data[index] = saved.to(self.data.device)
+
+
+def as_bytes(saved: torch.Tensor) -> memoryview:
+    """What `KVCache.save` returned, as bytes: block after block."""
+    return memoryview(saved.view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 from backends.disagg.engine.blocks import BlockPool, Key, prefix_keys
@@ -26,7 +27,7 @@ from backends.disagg.engine.step_time import StepLoad, StepTime
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens `start .. start + length` of `seq`."""
+    """Tokens `start .. start + length` of what is known of `seq`."""
 
     seq: Sequence
     start: int
@@ -34,7 +35,7 @@ class Chunk:
 
     @property
     def last(self) -> bool:
-        return self.start + self.length == self.seq.prompt_len
+        return self.start + self.length == self.seq.known_len
 
 
 @dataclass(slots=True)
@@ -83,6 +84,10 @@ class Scheduler:
         """Decoding, oldest first."""
         self.swapped: deque[Sequence] = deque()
         """Oldest first: the first to come back."""
+        self._resumed: list[Sequence] = []
+        """Held until now. They go by way of host memory, like those swapped out, and so find room for what follows."""
+        self.short_of = 0
+        """Blocks that the last step lacked to let the next sequence in, or one that runs go on."""
         self._share_grain = math.lcm(self.grain, pool.block_size)
         self._claims: dict[Key, Sequence] = {}
         """Prefixes that are being computed right now, and by whom: who needs one waits for it."""
@@ -93,26 +98,55 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue `seq`. Raises ValueError where it could never fit, however empty the pool."""
-        need = self.pool.blocks_for(seq.prompt_len + 1)
+        need = self.pool.blocks_for(seq.known_len + 1)
         if need > self.pool.num_blocks:
             raise ValueError(
-                f"a prompt of {seq.prompt_len} tokens needs {need} KV blocks; the worker has {self.pool.num_blocks}"
+                f"a prompt of {seq.known_len} tokens needs {need} KV blocks; the worker has {self.pool.num_blocks}"
             )
         if seq.id in self.sequences:
             raise ValueError(f"sequence {seq.id} is already here")
-        if self.prefix_cache and not seq.remote_kv:
-            seq.keys = prefix_keys(seq.tokens, self.pool.block_size)
+        if self.prefix_cache:
+            seq.keys = prefix_keys(seq.tokens[: seq.prompt_len], self.pool.block_size)
         self.sequences[seq.id] = seq
         insort(self.waiting, seq, key=_deadline)
 
-    def received(self, seq: Sequence, first_token: int) -> None:
-        """The prompt's KV lies in `seq`'s blocks: it decodes from `first_token` on."""
+    def received(self, seq: Sequence, first_token: int, *, exact: bool = True) -> None:
+        """The prompt's KV lies in `seq`'s blocks: it goes on from `first_token`, or from what it replays.
+
+        `exact`: bit for bit as it was computed, so that others may share it.
+        """
+        if exact:
+            self._seal(seq, seq.prompt_len)
         seq.computed = seq.prompt_len
-        seq.append(first_token)
+        if not seq.output_len:
+            seq.take_over([first_token])
         self.receiving.remove(seq)
         self._run(seq)
 
+    def resume(self, seq: Sequence, replay: SequenceOf[int]) -> None:
+        """Nobody takes over `seq`, prefilled here or being so: it goes on here, after `replay`."""
+        seq.prefill_only = False
+        if seq.status is not Status.HELD:
+            return  # its first token is still to come
+        seq.take_over(replay)
+        if seq.host_kv is None:
+            self._resumed.append(seq)
+        else:
+            seq.status = Status.SWAPPED
+            self.swapped.append(seq)
+
+    def spilled(self, seq: Sequence, host_kv: object) -> None:
+        """The KV of `seq`, which is held, lies in host memory now: its blocks are free."""
+        assert seq.status is Status.HELD
+        self.pool.give_back(seq.blocks)
+        seq.blocks, seq.host_kv = [], host_kv
+
     def _run(self, seq: Sequence) -> None:
+        """Decode `seq`, or first compute what it replays."""
+        if len(seq.tokens) - seq.computed > 1:
+            seq.status = Status.PREFILLING
+            insort(self.prefilling, seq, key=_deadline)
+            return
         seq.status = Status.DECODING
         seq.decoded_at = self._steps
         self.running.append(seq)
@@ -180,7 +214,13 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step. Blocks it needs are taken here; nothing else changes until `advance`."""
         self._steps += 1
+        self.short_of = 0
         step = Step()
+        for seq in self._resumed:
+            if seq.status is Status.HELD:
+                self._swap_out(step, seq)
+                self.swapped.append(seq)
+        self._resumed.clear()
         self._grow_running(step)
         if not step.swap_out:
             self._swap_in(step)
@@ -209,21 +249,25 @@ class Scheduler:
             if seq.status is not Status.DECODING or len(seq.tokens) <= len(seq.blocks) * self.pool.block_size:
                 continue
             while (block := self.pool.take(1)) is None:
+                self.short_of += 1
                 victim = self.running.pop()
-                step.swap_out.append((victim, victim.blocks))
-                self.pool.give_back(victim.blocks)
-                victim.blocks = []
-                victim.status = Status.SWAPPED
+                self._swap_out(step, victim)
                 self.swapped.appendleft(victim)
                 if victim is seq:
                     break
             else:
                 seq.blocks += block
 
+    def _swap_out(self, step: Step, seq: Sequence) -> None:
+        step.swap_out.append((seq, seq.blocks))
+        self.pool.give_back(seq.blocks)
+        seq.blocks = []
+        seq.status = Status.SWAPPED
+
     def _swap_in(self, step: Step) -> None:
         while self.swapped and len(self.running) < self.max_batch:
             seq = self.swapped[0]
-            blocks = self.pool.take(self.pool.blocks_for(len(seq.tokens)))
+            blocks = self._take(self.pool.blocks_for(len(seq.tokens)))
             if blocks is None:
                 break
             self.swapped.popleft()
@@ -252,20 +296,20 @@ class Scheduler:
             if not self._promises.room_for(seq, in_flight, self.pool.block_size):
                 break
             self.pool.share(shared)  # first, or making room could evict them
-            blocks = self.pool.take(self.pool.blocks_for(seq.prompt_len + 1) - len(shared))
+            blocks = self._take(self.pool.blocks_for(seq.known_len + 1) - len(shared))
             if blocks is None:
                 self.pool.give_back(shared)
                 break
             del self.waiting[0]
             in_flight.append(seq)
             seq.blocks = shared + blocks
+            seq.cached = seq.computed = len(shared) * self.pool.block_size
             if seq.remote_kv:
                 seq.status = Status.RECEIVING
                 self.receiving.add(seq)
                 step.receive.append(seq)
             else:
                 seq.status = Status.PREFILLING
-                seq.cached = seq.computed = len(shared) * self.pool.block_size
                 for key in seq.keys[len(shared) :]:
                     self._claims.setdefault(key, seq)
                 insort(self.prefilling, seq, key=_deadline)
@@ -273,19 +317,26 @@ class Scheduler:
         self.waiting[:0] = passed
         return budget
 
+    def _take(self, count: int) -> list[int] | None:
+        blocks = self.pool.take(count)
+        if blocks is None:
+            self.short_of += count - self.pool.free_count
+        return blocks
+
     def _shared_prefix(self, seq: Sequence) -> list[int] | None:
         """The blocks of `seq`'s prompt that are here already; None where waiting for a neighbour gives more."""
         size, grain = self.pool.block_size, self._share_grain
-        most = (seq.prompt_len - 1) // grain * grain  # the last token is computed: its logits are wanted
+        # Of a prompt that is computed here, the last token is in any case: its logits are wanted.
+        most = min(seq.prompt_len, seq.known_len - (not seq.remote_kv)) // grain * grain
         found = self.pool.find(seq.keys[: most // size])
         shared = len(found) * size // grain * grain
-        if seq.keys and shared < most and seq.keys[(shared + grain) // size - 1] in self._claims:
+        if seq.keys and not seq.remote_kv and shared < most and seq.keys[(shared + grain) // size - 1] in self._claims:
             return None
         return found[: shared // size]
 
     def _add_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
         """Add as much of `seq`'s next chunk as the budget allows; what is left of the budget."""
-        length = min(self.prefill_chunk, seq.prompt_len - seq.computed)
+        length = min(self.prefill_chunk, seq.known_len - seq.computed)
         if length > budget:
             length = budget // self.grain * self.grain
         if length <= 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence as SequenceOf
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -63,14 +64,14 @@ class Status(Enum):
     WAITING = auto()
     """Submitted; holds no blocks."""
     PREFILLING = auto()
-    """Holds its prompt's blocks; some of the prompt is not computed yet."""
+    """Holds its prompt's blocks; some of what is known is not computed yet."""
     RECEIVING = auto()
     """Holds its prompt's blocks; another worker's KV is being written into them."""
     DECODING = auto()
     SWAPPED = auto()
     """Preempted: its KV lies in host memory and waits for blocks."""
     HELD = auto()
-    """Prefilled for another worker, which has not taken the KV yet."""
+    """Prefilled for another worker: its KV stays until that one is done, for it may die."""
     FINISHED = auto()
 
 
@@ -90,7 +91,11 @@ class Constraint(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is the prompt and what was generated; KV exists for the first `computed` of them."""
+    """`tokens` is the prompt and what was generated; KV exists for the first `computed` of them.
+
+    One that goes on from where another worker left it comes with the `replay` it had given already: those tokens'
+    KV is computed like a prompt's, but they are part of the answer.
+    """
 
     id: int
     tokens: list[int]
@@ -103,7 +108,11 @@ class Sequence:
     """When the first token is due, on any one clock: of those that wait, the earliest goes first."""
     tpot_s: float | None = None
     """Seconds between its tokens that were promised; None for no promise."""
+    replay: InitVar[SequenceOf[int]] = ()
+    """Tokens of the answer that were given before it came here."""
     prompt_len: int = 0
+    known_len: int = 0
+    """Tokens that are computed before anything is drawn: the prompt, and what is replayed."""
     status: Status = Status.WAITING
     computed: int = 0
     cached: int = 0
@@ -116,10 +125,17 @@ class Sequence:
     grammar: Constraint | None = None
     """What the answer must look like."""
     host_kv: object = None
-    """The runner's copy of the KV while the sequence is swapped out."""
+    """The runner's copy of the KV while the sequence is swapped out, or spilled while it is held."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, replay: SequenceOf[int]) -> None:
         self.prompt_len = len(self.tokens)
+        self.take_over(replay)
+
+    def take_over(self, replay: SequenceOf[int]) -> None:
+        """Go on after `replay`, the answer's tokens so far; those that are here already are the same."""
+        for token in replay[self.output_len :]:
+            self.append(token)
+        self.known_len = len(self.tokens)
 
     def append(self, token: int) -> None:
         """Take the next token of the answer."""

@@ -51,6 +51,12 @@ class StepTime:
         self._w, self._scale = w, [value**2 for value in w]
         self.ready = True
 
+    @property
+    def coefficients(self) -> tuple[float, float, float, float]:
+        """a, b, c, d of the model above, in seconds; zeros while nothing is known."""
+        a, b, c, d = self._w
+        return a, b, c, d
+
     def predict(self, load: StepLoad) -> float:
         """Seconds; 0 while nothing is known."""
         return sum(w * x for w, x in zip(self._w, load.features(), strict=True))

@@ -1,12 +1,13 @@
 """The decode side of the hand-over: pulls prompts' KV from a prefill worker into this worker's own blocks.
 
-One connection and one thread per prefill worker. The engine's thread calls `pull` and `cancel`; results
-come back through the callbacks, on the puller's thread.
+One connection and one thread per prefill worker. The engine's thread calls `pull`, `cancel` and `heartbeat`, none of
+which waits for the peer; results come back through the callbacks, on the puller's thread. Bytes from the network are
+received beside the cache and copied into it: so a pull can be cancelled, and its blocks given to others, at any
+moment, whatever the peer does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
@@ -14,7 +15,7 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,8 +23,8 @@ import numpy as np
 import xxhash
 
 from backends.disagg.engine.kv_cache import KVCache
-from backends.disagg.transfer import sockets
-from backends.disagg.transfer.wire import SHARED, Codec, Header, Hello, Kind, Ready, WireError, parse
+from backends.disagg.transfer import auth, sockets
+from backends.disagg.transfer.wire import SHARED, Ack, Codec, Header, Hello, Kind, Ready, WireError, parse
 
 log = logging.getLogger("splitroute.transfer")
 
@@ -32,9 +33,12 @@ log = logging.getLogger("splitroute.transfer")
 class Landed:
     """A prompt's KV is complete in this worker's blocks. Times in seconds."""
 
-    request: int
+    pull: int
     first_token: int
     bytes: int
+    codec: str
+    exact: bool
+    """Bit for bit what the prefill worker computed."""
     prefill_pid: int
     queue_s: float
     wire_s: float
@@ -45,141 +49,207 @@ class Landed:
 @dataclass(slots=True)
 class _Pull:
     blocks: list[int]
-    landed: int = 0
+    landed: int
+    """Blocks from the first that are here."""
     bytes: int = 0
     wire_s: float = 0.0
     codec_s: float = 0.0
-    cancelled: bool = False
 
 
 class Puller:
-    """The connection to the prefill worker at `address`. Raises WireError or OSError where it is refused."""
+    """The connection to the prefill worker at `address`, in its life `incarnation`. It is opened on the puller's own
+    thread; where that fails, so do the pulls."""
 
     def __init__(
         self,
         cache: KVCache,
         hello: Hello,
+        secret: str,
         address: str,
+        incarnation: str,
         on_landed: Callable[[Landed], None],
         on_failed: Callable[[int, str], None],
     ) -> None:
         self.cache = cache
+        self._hello = hello
+        self._secret = secret
+        self.address = address
+        self.incarnation = incarnation
         self._on_landed = on_landed
         self._on_failed = on_failed
         self._lock = threading.Lock()
         self._pulls: dict[int, _Pull] = {}
         self.closed = False
         """The connection has ended; a new Puller may reach the same address."""
-        self._connection = sockets.connect(address)
-        try:
-            self._shake_hands(hello)
-        except BaseException:
-            self._connection.close()
-            raise
+        self._connection: socket.socket | None = None
+        self._why = "the connection to the prefill worker is closed"
+        self._unsent: list[tuple[Kind, int, int, bytes]] = []
+        """What to say once the connection is there."""
         size = cache.geometry.block_bytes
         self._mine = np.frombuffer(cache.bytes, dtype=np.uint8).reshape(-1, size)
-        threading.Thread(target=self._read, name="kv-pull", daemon=True).start()
-
-    def _shake_hands(self, hello: Hello) -> None:
-        connection = self._connection
-        sockets.send_control(connection, Kind.HELLO, msgspec.msgpack.encode(hello))
-        theirs = parse(Hello, sockets.receive_control(connection, Kind.HELLO))
-        assert isinstance(theirs, Hello)
-        if (reason := hello.mismatch(theirs)) is not None:
-            raise WireError(reason)
-        self.peer = theirs
+        self._staging = memoryview(bytearray(size))
         self._theirs: np.ndarray[tuple[int, int], np.dtype[np.uint8]] | None = None
-        if theirs.transport == "shm":
-            _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-            if len(fds) != 1:
-                raise WireError("the prefill worker did not pass its shared memory")
-            size = theirs.num_blocks * theirs.geometry().block_bytes
-            try:
-                shared = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
-            except (ValueError, OSError) as error:
-                raise WireError(f"the prefill worker's shared memory cannot be mapped: {error}") from None
-            finally:
-                os.close(fds[0])
-            self._theirs = np.frombuffer(shared, dtype=np.uint8).reshape(theirs.num_blocks, -1)
-        connection.settimeout(None)
+        threading.Thread(target=self._run, name="kv-pull", daemon=True).start()
 
     # --- the engine's side ---------------------------------------------------------------------------
 
-    def pull(self, request: int, blocks: list[int]) -> None:
-        """Fetch `request`'s KV into `blocks`, which nobody else may touch until it landed or failed."""
+    def pull(self, pull: int, request: int, blocks: list[int], first_block: int = 0) -> None:
+        """Fetch what the peer calls `request` into `blocks`, from the one numbered `first_block` on.
+
+        Nobody else may touch these until it landed, failed or was cancelled. `pull` is its number here, used once.
+        """
         with self._lock:
             closed = self.closed
             if not closed:
-                self._pulls[request] = _Pull(blocks)
-        reason = "the connection to the prefill worker is closed"
+                self._pulls[pull] = _Pull(blocks, first_block)
+                self._tell(Kind.PULL, pull, first_block, request.to_bytes(8, "little"))
         if closed:
-            self._on_failed(request, reason)
-        elif not self._tell(Kind.PULL, request):
-            self._fail(request, reason)
+            self._on_failed(pull, self._why)
 
-    def cancel(self, request: int) -> bool:
-        """Stop a pull. False where its blocks are being written this moment: `on_failed` follows soon."""
+    def cancel(self, pull: int) -> None:
+        """Stop a pull: when this returns, its blocks are written no more, and nothing will be told of it."""
         with self._lock:
-            pull = self._pulls.get(request)
-            if pull is None:
-                return True
-            pull.cancelled = True
-        self._tell(Kind.RELEASE, request)
-        return False
+            if self._pulls.pop(pull, None) is not None:
+                self._tell(Kind.CANCEL, pull)
+
+    def heartbeat(self, requests: Sequence[int]) -> None:
+        """Let the peer keep the KV of `requests`."""
+        with self._lock:
+            self._tell(Kind.HEARTBEAT, payload=array("Q", requests).tobytes())
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def _tell(self, kind: Kind, request: int) -> bool:
-        try:
-            with self._lock:
-                sockets.send_control(self._connection, kind, request=request)
-        except OSError:
-            return False
-        return True
-
-    def _fail(self, request: int, reason: str) -> None:
         with self._lock:
-            known = self._pulls.pop(request, None) is not None
-        if known:  # else it has ended already, and is told of once
-            self._on_failed(request, reason)
+            self.closed = True
+            if self._connection is not None:
+                sockets.shut(self._connection)
+
+    def _tell(self, kind: Kind, request: int = 0, first_block: int = 0, payload: bytes = b"") -> None:
+        """Send a frame, under the lock. Where the connection is broken, the reading thread notices as well."""
+        if self._connection is None:
+            self._unsent.append((kind, request, first_block, payload))
+            return
+        header = Header(kind, request=request, first_block=first_block, payload_bytes=len(payload))
+        try:
+            sockets.send(self._connection, header, (payload,) if payload else ())
+        except OSError:
+            sockets.shut(self._connection)
 
     # --- the connection's thread ---------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _run(self) -> None:
         reason = "the prefill worker went away"
+        connection: socket.socket | None = None
         try:
-            while True:
-                self._handle(sockets.receive_header(self._connection))
+            connection = sockets.connect(self.address)
+            self._shake_hands(connection)
+            with self._lock:
+                self._connection = connection
+                for said in self._unsent:
+                    self._tell(*said)
+                self._unsent.clear()
+                closed = self.closed
+            while not closed:
+                self._handle(connection, sockets.receive_header(connection))
         except EOFError:
             pass
         except (WireError, OSError) as error:
             reason = f"the KV transfer failed: {error}"
             log.warning("%s", reason)
         with self._lock:
-            self.closed = True
+            self.closed, self._why = True, reason
             left = list(self._pulls)
-        self._connection.close()
-        for request in left:
-            self._fail(request, reason)
+            self._pulls.clear()
+        if connection is not None:
+            connection.close()
+        for pull in left:
+            self._on_failed(pull, reason)
 
-    def _handle(self, header: Header) -> None:
-        pull = self._pulls.get(header.request)
+    def _shake_hands(self, connection: socket.socket) -> None:
+        until = time.monotonic() + sockets.HANDSHAKE_TIMEOUT_S
+        auth.prove_to_listener(connection, self._secret, until)
+        sockets.send_control(connection, Kind.HELLO, msgspec.msgpack.encode(self._hello))
+        theirs = parse(Hello, sockets.receive_control(connection, Kind.HELLO, until=until))
+        assert isinstance(theirs, Hello)
+        if (reason := self._hello.mismatch(theirs)) is not None:
+            raise WireError(reason)
+        if theirs.incarnation != self.incarnation:
+            raise WireError("the prefill worker was started again: what it held is gone")
+        self.peer = theirs
+        if connection.family == socket.AF_UNIX:
+            self._map(connection, theirs)
+        connection.settimeout(None)
+
+    def _map(self, connection: socket.socket, theirs: Hello) -> None:
+        """Take the peer's cache as shared memory."""
+        _, fds, _, _ = socket.recv_fds(connection, 1, 1)
+        if len(fds) != 1:
+            raise WireError("the prefill worker did not pass its shared memory")
+        size = theirs.num_blocks * theirs.geometry().block_bytes
+        try:
+            shared = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
+        except (ValueError, OSError) as error:
+            raise WireError(f"the prefill worker's shared memory cannot be mapped: {error}") from None
+        finally:
+            os.close(fds[0])
+        self._theirs = np.frombuffer(shared, dtype=np.uint8).reshape(theirs.num_blocks, -1)
+
+    def _handle(self, connection: socket.socket, header: Header) -> None:
         if header.kind is Kind.BLOCKS:
-            self._take_blocks(header, pull)
+            self._take_blocks(connection, header)
             return
-        payload = sockets.receive_bytes(self._connection, header.payload_bytes)
+        payload = sockets.receive_bytes(connection, header.payload_bytes)
         if header.kind is Kind.READY:
             ready = parse(Ready, payload)
             assert isinstance(ready, Ready)
-            self._complete(header.request, pull, ready)
+            self._complete(header.request, ready)
         elif header.kind is Kind.GONE:
-            self._fail(header.request, payload.decode(errors="replace"))
+            with self._lock:
+                known = self._pulls.pop(header.request, None)
+            if known is not None:
+                self._on_failed(header.request, payload.decode(errors="replace"))
         else:
-            raise WireError(f"a prefill worker sends BLOCKS, READY or GONE, not {header.kind.name}")
+            raise WireError(f"a prefill worker does not send {header.kind.name}")
 
-    def _take_blocks(self, header: Header, pull: _Pull | None) -> None:
+    def _take_blocks(self, connection: socket.socket, header: Header) -> None:
+        shared = self._check(header)
+        pull = self._pulls.get(header.request)
+        if pull is None:  # cancelled
+            self._skip(connection, header.payload_bytes)
+            return
+        if header.first_block != pull.landed or header.first_block + header.blocks > len(pull.blocks):
+            raise WireError(f"blocks {header.first_block}+{header.blocks} are not the next of this request")
+        mine = pull.blocks[header.first_block : header.first_block + header.blocks]
+        started = time.monotonic()
+        digest = xxhash.xxh3_64()
+        codec_s = 0.0
+        sources = self._shared_blocks(connection, header) if shared else ()
+        for index, block in enumerate(mine):
+            if shared:
+                source = sources[index]
+            else:
+                sockets.receive_into(connection, self._staging)
+                source = np.frombuffer(self._staging, dtype=np.uint8)
+            received = time.monotonic()
+            with self._lock:
+                if self._pulls.get(header.request) is pull:
+                    np.copyto(self._mine[block], source)
+                    digest.update(self._mine[block])
+            codec_s += time.monotonic() - received
+        with self._lock:
+            if self._pulls.get(header.request) is not pull:
+                return
+            if digest.intdigest() != header.checksum:
+                raise WireError(f"checksum mismatch in the KV of request {header.request}")
+            self.cache.land(mine)
+            pull.landed += header.blocks
+            pull.bytes += header.blocks * self.cache.geometry.block_bytes
+            wire_s = time.monotonic() - started - codec_s
+            pull.wire_s += wire_s
+            pull.codec_s += codec_s
+            self._tell(Kind.ACK, header.request, 0, msgspec.msgpack.encode(Ack(header.payload_bytes, wire_s, codec_s)))
+
+    def _check(self, header: Header) -> bool:
+        """Whether a BLOCKS frame names blocks in shared memory. Raises WireError where it cannot be right."""
         geometry = self.cache.geometry
         expected = (Codec.RAW, geometry.block_size, geometry.dtype, geometry.layers)
         if (header.codec, header.block_size, header.dtype, header.layers) != expected:
@@ -187,74 +257,52 @@ class Puller:
         if header.fingerprint != int(self.peer.fingerprint, 16):
             raise WireError("a BLOCKS frame is of another model")
         shared = bool(header.flags & SHARED)
-        if shared != (self._theirs is not None):
+        if shared and self._theirs is None:
             raise WireError("a BLOCKS frame is of another transport than the handshake's")
         size = header.blocks * (4 if shared else geometry.block_bytes)
         if header.payload_bytes != size:
             raise WireError(f"{header.blocks} blocks are {size} bytes of payload, not {header.payload_bytes}")
-        if pull is None or pull.cancelled:
-            self._skip(size)
-            if pull is not None:
-                self._fail(header.request, "aborted")
-            return
-        if header.first_block != pull.landed or header.first_block + header.blocks > len(pull.blocks):
-            raise WireError(f"blocks {header.first_block}+{header.blocks} are not the next of this request")
-        mine = pull.blocks[header.first_block : header.first_block + header.blocks]
-        started = time.monotonic()
-        if shared:
-            self._copy_shared(mine, size)
-        else:
-            for block in mine:
-                sockets.receive_into(self._connection, self.cache.block(block))
-        received = time.monotonic()
-        digest = xxhash.xxh3_64()
-        for block in mine:
-            digest.update(self.cache.block(block))
-        if digest.intdigest() != header.checksum:
-            raise WireError(f"checksum mismatch in the KV of request {header.request}")
-        self.cache.land(mine)
-        pull.landed += header.blocks
-        pull.bytes += header.blocks * geometry.block_bytes
-        pull.wire_s += received - started
-        pull.codec_s += time.monotonic() - received
+        return shared
 
-    def _copy_shared(self, mine: list[int], size: int) -> None:
+    def _shared_blocks(self, connection: socket.socket, header: Header) -> list[np.ndarray]:
         assert self._theirs is not None
         theirs = array("I")
-        theirs.frombytes(bytes(sockets.receive_bytes(self._connection, size)))
+        theirs.frombytes(bytes(sockets.receive_bytes(connection, header.payload_bytes)))
         if max(theirs, default=0) >= len(self._theirs):
             raise WireError("a BLOCKS frame names a block outside the shared memory")
-        for to, source in zip(mine, theirs, strict=True):
-            np.copyto(self._mine[to], self._theirs[source])
+        return [self._theirs[index] for index in theirs]
 
-    def _skip(self, size: int) -> None:
+    @staticmethod
+    def _skip(connection: socket.socket, size: int) -> None:
         scrap = memoryview(bytearray(min(size, 1 << 20)))
         while size:
             part = scrap[: min(size, len(scrap))]
-            sockets.receive_into(self._connection, part)
+            sockets.receive_into(connection, part)
             size -= len(part)
 
-    def _complete(self, request: int, pull: _Pull | None, ready: Ready) -> None:
-        if pull is None:
-            return
-        if pull.cancelled:
-            self._fail(request, "aborted")
-            return
-        needed = -(-ready.prompt_tokens // self.cache.geometry.block_size)
-        if pull.landed != needed:
-            raise WireError(f"READY after {pull.landed} of {needed} blocks")
+    def _complete(self, number: int, ready: Ready) -> None:
         with self._lock:
-            del self._pulls[request]
-        self._tell(Kind.RELEASE, request)
+            pull = self._pulls.pop(number, None)
+            if pull is None:
+                return
+            needed = -(-ready.prompt_tokens // self.cache.geometry.block_size)
+            if pull.landed != needed:
+                self._pulls[number] = pull  # it fails with the connection
+                raise WireError(f"READY after {pull.landed} of {needed} blocks")
+            self._tell(Kind.LANDED, number)
         self._on_landed(
             Landed(
-                request=request,
+                pull=number,
                 first_token=ready.first_token,
                 bytes=pull.bytes,
+                codec="raw",
+                exact=True,
                 prefill_pid=self.peer.pid,
                 queue_s=ready.queue_s,
                 wire_s=pull.wire_s,
                 codec_s=pull.codec_s + ready.codec_s,
-                exposed_s=max(0.0, time.monotonic() - ready.prefill_done),
+                exposed_s=max(0.0, time.monotonic() - ready.prefill_done)
+                if self.peer.host == self._hello.host
+                else ready.since_done_s,
             )
         )

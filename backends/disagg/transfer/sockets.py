@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import secrets
 import socket
 import struct
 import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Iterable
 
 from backends.disagg.transfer.wire import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
+    MAX_STRANGER_BYTES,
     Header,
     Kind,
     WireError,
@@ -23,14 +28,14 @@ HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_IOVECS = 512
 
 
-def listen(transport: str) -> tuple[socket.socket, str]:
+def listen(transport: str, host: str = "127.0.0.1", port: int = 0) -> tuple[socket.socket, str]:
     """A listening socket and the address a peer passes to `connect`: `unix:NAME` or `tcp:HOST:PORT`.
 
     On Linux a Unix socket lies in the abstract namespace: it is gone with its process.
     """
     if transport == "tcp":
-        listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        host, port = listener.getsockname()[:2]
+        listener = socket.create_server((host, port), backlog=64)
+        port = listener.getsockname()[1]
         return listener, f"tcp:{host}:{port}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if sys.platform == "linux":
@@ -54,6 +59,16 @@ def connect(address: str) -> socket.socket:
     peer = socket.create_connection((host, int(port)), timeout=HANDSHAKE_TIMEOUT_S)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return peer
+
+
+@functools.cache
+def host_name() -> str:
+    """Names this boot of this machine: where two processes give the same, their monotonic clocks agree."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return f"{socket.gethostname()}-{uuid.getnode():x}"
 
 
 def same_user(peer: socket.socket) -> bool:
@@ -83,37 +98,49 @@ def send_control(peer: socket.socket, kind: Kind, payload: bytes = b"", *, reque
     send(peer, Header(kind, request=request, payload_bytes=len(payload)), (payload,) if payload else ())
 
 
-def receive_into(peer: socket.socket, view: memoryview) -> None:
-    """Fill `view`. Raises EOFError where the peer closed before."""
+def receive_into(peer: socket.socket, view: memoryview, until: float | None = None) -> None:
+    """Fill `view`, by `until` (as `time.monotonic`) where given. Raises EOFError where the peer closed before, and
+    TimeoutError, however the bytes trickle in."""
     while len(view):
+        if until is not None:
+            peer.settimeout(max(0.001, until - time.monotonic()))
         count = peer.recv_into(view)
         if not count:
             raise EOFError("the peer closed the connection")
         view = view[count:]
 
 
-def receive_bytes(peer: socket.socket, count: int) -> bytearray:
+def receive_bytes(peer: socket.socket, count: int, until: float | None = None) -> bytearray:
     data = bytearray(count)
-    receive_into(peer, memoryview(data))
+    receive_into(peer, memoryview(data), until)
     return data
 
 
-def receive_header(peer: socket.socket) -> Header:
+def receive_header(peer: socket.socket, until: float | None = None, *, stranger: bool = False) -> Header:
     """The next frame's header. Raises WireError, EOFError or OSError."""
-    header = decode_header(receive_bytes(peer, HEADER_BYTES))
-    if header.kind is not Kind.BLOCKS and header.payload_bytes > MAX_CONTROL_BYTES:
+    header = decode_header(receive_bytes(peer, HEADER_BYTES, until))
+    most = MAX_STRANGER_BYTES if stranger else MAX_CONTROL_BYTES
+    if header.kind is not Kind.BLOCKS and header.payload_bytes > most:
         raise WireError(f"a {header.kind.name} frame announces {header.payload_bytes} bytes of payload")
     return header
 
 
-def receive_control(peer: socket.socket, expected: Kind) -> bytearray:
+def receive_control(
+    peer: socket.socket, expected: Kind, *, until: float | None = None, stranger: bool = False
+) -> bytearray:
     """The payload of the next frame, which must be of kind `expected`. A refusal becomes a WireError."""
-    header = receive_header(peer)
+    header = receive_header(peer, until, stranger=stranger)
     if header.kind is Kind.BLOCKS:
         raise WireError(f"expected a {expected.name} frame, got BLOCKS")
-    payload = receive_bytes(peer, header.payload_bytes)
+    payload = receive_bytes(peer, header.payload_bytes, until)
     if header.kind is Kind.REFUSED:
         raise WireError(payload.decode(errors="replace"))
     if header.kind is not expected:
         raise WireError(f"expected a {expected.name} frame, got {header.kind.name}")
     return payload
+
+
+def shut(peer: socket.socket) -> None:
+    """End a connection, or a wait for one, from whatever thread: whoever is blocked on it wakes."""
+    with contextlib.suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)

@@ -1,5 +1,9 @@
 """The hand-over's wire format: a handshake, then frames with a fixed, versioned, checksummed header.
 
+Decode side first: CHALLENGE; PROOF; PROOF (see `auth`); HELLO each way. Then PULL asks for a request's KV from a
+block on; BLOCKS frames and READY, or GONE, answer it. Each frame is acknowledged (ACK), and so is the whole (LANDED);
+CANCEL ends it early. HEARTBEAT names the requests whose KV must be kept.
+
 ```
 offset size  field
      0    4  magic "SRKV"
@@ -35,11 +39,13 @@ import msgspec
 
 from backends.disagg.engine.kv_cache import KVGeometry
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"SRKV"
 HEADER_BYTES = 64
 MAX_CONTROL_BYTES = 1 << 20
 """The longest payload of a frame that carries no KV."""
+MAX_STRANGER_BYTES = 256
+"""The same, from a peer that has not proved yet that it knows the cluster's secret."""
 DTYPES = ("float32", "bfloat16", "float16")
 SHARED = 1
 
@@ -53,19 +59,30 @@ class WireError(Exception):
 
 class Kind(IntEnum):
     HELLO = 1
-    """Payload: Hello. First frame each way."""
+    """Payload: Hello. What each side is, once both have proved to know the secret."""
     REFUSED = 2
     """Payload: text. The last frame on a connection whose handshake failed."""
     PULL = 3
-    """Decode side: send this request's KV, from the first block, as it becomes ready."""
+    """Decode side: send a prompt's KV, from block `first_block` on, as it becomes ready. Payload: 8 bytes, what the
+    prefill side calls it. `request` is this pull's own number, in whatever either side says of it."""
     BLOCKS = 4
     """Prefill side: KV of a block range."""
     READY = 5
     """Prefill side: all blocks were sent. Payload: Ready."""
     GONE = 6
     """Prefill side: this request's KV is not here (any more). Payload: text."""
-    RELEASE = 7
-    """Decode side: the KV has landed, or is not wanted: free it."""
+    CANCEL = 7
+    """Decode side: this request's KV is not wanted after all."""
+    ACK = 8
+    """Decode side: a BLOCKS frame has arrived. Payload: Ack."""
+    LANDED = 9
+    """Decode side: all has arrived and nothing of it is read any more."""
+    HEARTBEAT = 10
+    """Decode side: still at work on these. Payload: what the prefill side calls them, 8 bytes each."""
+    CHALLENGE = 11
+    """Whoever connects, first. Payload: a nonce."""
+    PROOF = 12
+    """Both sides, once. Payload: see `auth`."""
 
 
 class Codec(IntEnum):
@@ -162,9 +179,12 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What each side says first. `token` is the cluster's secret."""
+    """What each side says of itself."""
 
-    token: str
+    incarnation: str
+    """Names this life of the process: one that was started again at the same address is another."""
+    host: str
+    """Names the machine's clock: times of one are comparable."""
     pid: int
     fingerprint: str
     layers: int
@@ -173,7 +193,6 @@ class Hello(msgspec.Struct, frozen=True):
     block_size: int
     dtype: str
     num_blocks: int
-    transport: str
 
     def mismatch(self, peer: Hello) -> str | None:
         """Why KV of `peer` cannot be used here, with both sides named; None where it can."""
@@ -191,15 +210,26 @@ class Hello(msgspec.Struct, frozen=True):
         return KVGeometry(self.layers, self.kv_heads, self.head_dim, self.block_size, self.dtype)
 
 
+class Ack(msgspec.Struct, frozen=True):
+    """What a BLOCKS frame cost its receiver."""
+
+    bytes: int
+    wire_s: float
+    codec_s: float
+
+
 class Ready(msgspec.Struct, frozen=True):
     """The end of a hand-over: the prompt's length in tokens, the first token and the times of the prefill side.
 
-    Times are CLOCK_MONOTONIC seconds of the prefill host; `queue_s` is how long blocks lay ready unsent.
+    `queue_s` is how long blocks lay ready unsent.
     """
 
     prompt_tokens: int
     first_token: int
     prefill_done: float
+    """CLOCK_MONOTONIC of the prefill host."""
+    since_done_s: float
+    """How long ago that was when this was sent."""
     queue_s: float
     codec_s: float
 
