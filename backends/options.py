@@ -34,6 +34,9 @@ class DisaggOptions(_Options):
     prefill: int = Field(1, ge=1, le=64)
     decode: int = Field(1, ge=1, le=64)
     transport: Literal["shm", "tcp"] = "shm"
+    kv_codec: Literal["auto", "exact", "raw", "lossless", "int8", "near", "small"] = "auto"
+    """How KV goes over the network. `auto`: as it is, or smaller where the link is found to be slow: without loss, or
+    with as little as int8's. `exact`: without loss only. Shared memory is always raw."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8", "int4"] = "none"

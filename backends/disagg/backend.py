@@ -233,6 +233,7 @@ def worker_configs(
             threads=threads,
             cpus=[cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None,
             transport=options.transport,
+            kv_codec=options.kv_codec,
             secret=secret,
             lease_s=LEASE_S,
             spill_tokens=options.kv_tokens if options.spill_tokens is None else options.spill_tokens,

@@ -39,6 +39,7 @@ from backends.disagg.messages import (
     frame,
 )
 from backends.disagg.transfer import sockets
+from backends.disagg.transfer.codecs import Codec, available
 from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
 from backends.disagg.transfer.wire import Hello
@@ -90,7 +91,9 @@ class Worker:
         self.inbox = inbox
         self.incarnation = secrets.token_hex(8)
         listeners = [sockets.listen(config.transport)]
-        self.server = KVServer(engine.cache, self.hello(), config.secret, listeners, self._heard)
+        self.server = KVServer(
+            engine.cache, self.hello(), config.secret, listeners, self._heard, codecs_of(config.kv_codec)
+        )
         self.pullers: dict[str, Puller] = {}
         self.sources: dict[int, Source] = {}
         """Where the KV of each request that is served here for another worker was computed, and is kept."""
@@ -148,6 +151,7 @@ class Worker:
             block_size=geometry.block_size,
             dtype=geometry.dtype,
             num_blocks=self.engine.cache.num_blocks,
+            codecs=[int(codec) for codec in available(geometry)],
         )
 
     def say(self, message: msgspec.Struct) -> None:
@@ -421,6 +425,15 @@ class Worker:
         if state != sent:
             self.say(state)
             self._last_state = (now, state)
+
+
+def codecs_of(option: str) -> list[Codec]:
+    """Those that a sender may use, the most faithful first."""
+    if option == "auto":
+        return [Codec.RAW, Codec.LOSSLESS, Codec.INT8, Codec.NEAR]
+    if option == "exact":
+        return [Codec.RAW, Codec.LOSSLESS]
+    return [Codec[option.upper()]]
 
 
 def _token_out(out: Token) -> TokenOut:

@@ -292,3 +292,20 @@ def children() -> set[int]:
         for child in psutil.Process().children()
         if child.status() != psutil.STATUS_ZOMBIE and "backends.disagg.process" in child.cmdline()
     }
+
+
+@pytest.mark.parametrize("codec", ["lossless", "near"])
+async def test_kv_goes_over_the_network_smaller_and_the_answer_is_as_good(
+    smollm2: ModelFiles, unified: DisaggBackend, codec: str
+) -> None:
+    backend = await started(transport="tcp", kv_codec=codec, disaggregate="always")
+    try:
+        spoken = await ask(backend, f"{LONG} What is the capital of France?")
+        assert spoken.transfer is not None
+        assert (spoken.transfer.transport, spoken.transfer.codec) == ("tcp", codec)
+        if codec == "lossless":
+            assert spoken.text == (await ask(unified, f"{LONG} What is the capital of France?")).text
+        assert "Paris" in (await ask(backend, "What is the capital of France?")).text
+        await all_blocks_free(backend)
+    finally:
+        await backend.aclose()

@@ -30,7 +30,7 @@ Event = Landed | tuple[int, str]
 
 
 def hello(**changes: object) -> Hello:
-    base = Hello("life-1", sockets.host_name(), 1, "ab", 3, 2, 8, 16, "bfloat16", 32)
+    base = Hello("life-1", sockets.host_name(), 1, "ab", 3, 2, 8, 16, "bfloat16", 32, [0])
     return msgspec.structs.replace(base, **changes)
 
 

@@ -68,7 +68,7 @@ def test_another_version_is_named() -> None:
 
 
 def hello(**changes: object) -> Hello:
-    base = Hello("t", "h", 1, "00", 30, 3, 64, 16, "bfloat16", 10)
+    base = Hello("t", "h", 1, "00", 30, 3, 64, 16, "bfloat16", 10, [0])
     return msgspec.structs.replace(base, **changes)
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -24,7 +24,8 @@ import xxhash
 
 from backends.disagg.engine.kv_cache import KVCache
 from backends.disagg.transfer import auth, sockets
-from backends.disagg.transfer.wire import SHARED, Ack, Codec, Header, Hello, Kind, Ready, WireError, parse
+from backends.disagg.transfer.codecs import Codec, decode
+from backends.disagg.transfer.wire import SHARED, Ack, Header, Hello, Kind, Ready, WireError, parse
 
 log = logging.getLogger("splitroute.transfer")
 
@@ -54,6 +55,7 @@ class _Pull:
     bytes: int = 0
     wire_s: float = 0.0
     codec_s: float = 0.0
+    codecs: set[Codec] = field(default_factory=set)
 
 
 class Puller:
@@ -87,7 +89,7 @@ class Puller:
         """What to say once the connection is there."""
         size = cache.geometry.block_bytes
         self._mine = np.frombuffer(cache.bytes, dtype=np.uint8).reshape(-1, size)
-        self._staging = memoryview(bytearray(size))
+        self._buffers: dict[str, memoryview] = {}
         self._theirs: np.ndarray[tuple[int, int], np.dtype[np.uint8]] | None = None
         threading.Thread(target=self._run, name="kv-pull", daemon=True).start()
 
@@ -220,49 +222,71 @@ class Puller:
             raise WireError(f"blocks {header.first_block}+{header.blocks} are not the next of this request")
         mine = pull.blocks[header.first_block : header.first_block + header.blocks]
         started = time.monotonic()
-        digest = xxhash.xxh3_64()
-        codec_s = 0.0
-        sources = self._shared_blocks(connection, header) if shared else ()
-        for index, block in enumerate(mine):
-            if shared:
-                source = sources[index]
-            else:
-                sockets.receive_into(connection, self._staging)
-                source = np.frombuffer(self._staging, dtype=np.uint8)
+        if shared:
+            sources = self._shared_blocks(connection, header)
             received = time.monotonic()
+        else:
+            payload = self._buffer("received", header.payload_bytes)
+            sockets.receive_into(connection, payload)
+            received = time.monotonic()
+            if xxhash.xxh3_64_intdigest(payload) != header.checksum:
+                raise WireError(f"checksum mismatch in the KV of pull {header.request}")
+            sources = self._decode(header, payload)
+        digest = xxhash.xxh3_64()
+        for block, source in zip(mine, sources, strict=True):
             with self._lock:
-                if self._pulls.get(header.request) is pull:
-                    np.copyto(self._mine[block], source)
+                if self._pulls.get(header.request) is not pull:
+                    return  # cancelled; its blocks are somebody else's
+                np.copyto(self._mine[block], source)
+                if shared:  # what was copied, not what may have become of it since
                     digest.update(self._mine[block])
-            codec_s += time.monotonic() - received
         with self._lock:
             if self._pulls.get(header.request) is not pull:
                 return
-            if digest.intdigest() != header.checksum:
-                raise WireError(f"checksum mismatch in the KV of request {header.request}")
+            if shared and digest.intdigest() != header.checksum:
+                raise WireError(f"checksum mismatch in the KV of pull {header.request}")
             self.cache.land(mine)
+            codec_s = time.monotonic() - received
             pull.landed += header.blocks
             pull.bytes += header.blocks * self.cache.geometry.block_bytes
-            wire_s = time.monotonic() - started - codec_s
-            pull.wire_s += wire_s
+            pull.wire_s += received - started
             pull.codec_s += codec_s
-            self._tell(Kind.ACK, header.request, 0, msgspec.msgpack.encode(Ack(header.payload_bytes, wire_s, codec_s)))
+            pull.codecs.add(header.codec)
+            self._tell(Kind.ACK, header.request, 0, msgspec.msgpack.encode(Ack(codec_s)))
 
     def _check(self, header: Header) -> bool:
         """Whether a BLOCKS frame names blocks in shared memory. Raises WireError where it cannot be right."""
         geometry = self.cache.geometry
-        expected = (Codec.RAW, geometry.block_size, geometry.dtype, geometry.layers)
-        if (header.codec, header.block_size, header.dtype, header.layers) != expected:
+        expected = (geometry.block_size, geometry.dtype, geometry.layers)
+        if (header.block_size, header.dtype, header.layers) != expected or header.codec not in self._hello.codecs:
             raise WireError("a BLOCKS frame does not match the handshake")
         if header.fingerprint != int(self.peer.fingerprint, 16):
             raise WireError("a BLOCKS frame is of another model")
         shared = bool(header.flags & SHARED)
-        if shared and self._theirs is None:
+        if shared and (self._theirs is None or header.codec is not Codec.RAW):
             raise WireError("a BLOCKS frame is of another transport than the handshake's")
-        size = header.blocks * (4 if shared else geometry.block_bytes)
-        if header.payload_bytes != size:
+        most = header.blocks * geometry.block_bytes
+        size = header.blocks * 4 if shared else most if header.codec is Codec.RAW else header.payload_bytes
+        if header.payload_bytes != size or size > most:
             raise WireError(f"{header.blocks} blocks are {size} bytes of payload, not {header.payload_bytes}")
         return shared
+
+    def _decode(self, header: Header, payload: memoryview) -> list[np.ndarray]:
+        """The blocks of a frame that was received."""
+        geometry, size = self.cache.geometry, self.cache.geometry.block_bytes
+        if header.codec is not Codec.RAW:
+            plain = self._buffer("decoded", header.blocks * size)
+            blocks = [plain[at * size : (at + 1) * size] for at in range(header.blocks)]
+            if not decode(header.codec, geometry, payload, blocks, first=header.first_block == 0):
+                raise WireError(f"malformed {header.codec.name} in the KV of pull {header.request}")
+            payload = plain
+        return list(np.frombuffer(payload, dtype=np.uint8).reshape(header.blocks, size))
+
+    def _buffer(self, name: str, size: int) -> memoryview:
+        """`size` bytes to work in, kept for the next frame."""
+        if len(self._buffers.get(name, b"")) < size:
+            self._buffers[name] = memoryview(bytearray(size))
+        return self._buffers[name][:size]
 
     def _shared_blocks(self, connection: socket.socket, header: Header) -> list[np.ndarray]:
         assert self._theirs is not None
@@ -295,8 +319,8 @@ class Puller:
                 pull=number,
                 first_token=ready.first_token,
                 bytes=pull.bytes,
-                codec="raw",
-                exact=True,
+                codec="+".join(codec.name.lower() for codec in sorted(pull.codecs)) or "raw",
+                exact=all(codec.exact for codec in pull.codecs),
                 prefill_pid=self.peer.pid,
                 queue_s=ready.queue_s,
                 wire_s=pull.wire_s,

@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,7 +24,8 @@ import xxhash
 
 from backends.disagg.engine.kv_cache import KVCache
 from backends.disagg.transfer import auth, sockets
-from backends.disagg.transfer.wire import SHARED, Ack, Codec, Header, Hello, Kind, Ready, WireError, parse
+from backends.disagg.transfer.codecs import Chooser, Codec, encode
+from backends.disagg.transfer.wire import SHARED, Ack, Header, Hello, Kind, Ready, WireError, parse
 
 log = logging.getLogger("splitroute.transfer")
 
@@ -76,8 +77,11 @@ class KVServer:
         secret: str,
         listeners: list[tuple[socket.socket, str]],
         on_heartbeat: Callable[[list[int]], None],
+        codecs: Sequence[Codec] = (Codec.RAW,),
     ) -> None:
+        """`codecs`: those that may be used, the most faithful first."""
         self.cache = cache
+        self.codecs = codecs
         self.hello = hello
         self.secret = secret
         self.on_heartbeat = on_heartbeat
@@ -255,7 +259,9 @@ class _Peer:
                 self._readings[header.request] = (request, reading)
                 self.server.pull(request, reading)
             case Kind.ACK:
-                parse(Ack, payload)
+                ack = parse(Ack, payload)
+                assert isinstance(ack, Ack)
+                self._chooser.arrived(ack.codec_s, time.monotonic())
             case Kind.LANDED | Kind.CANCEL:
                 if (ended := self._readings.pop(header.request, None)) is not None:
                     self.server.ended(*ended)
@@ -279,6 +285,8 @@ class _Peer:
         if (reason := mine.mismatch(theirs)) is not None:
             sockets.send_control(connection, Kind.REFUSED, reason.encode())
             raise WireError(reason)
+        usable = [codec for codec in self.server.codecs if codec in theirs.codecs]
+        self._chooser = Chooser(usable or [Codec.RAW])
         sockets.send_control(connection, Kind.HELLO, msgspec.msgpack.encode(mine))
         if self.shared:
             socket.send_fds(connection, [b"\0"], [self.server.cache.fd])
@@ -334,25 +342,42 @@ class _Peer:
         if host is None:
             views = [cache.block(block) for block in offer.blocks[first:end]]
         else:
-            views = [host[first * size : end * size]]
+            views = [host[at * size : (at + 1) * size] for at in range(first, end)]
         shared = self.shared and host is None
+        codec, payload = (Codec.RAW, views) if shared else self._encode(views, first)
         digest = xxhash.xxh3_64()
-        for view in views:
+        for view in payload:
             digest.update(view)
-        reading.codec_s += time.monotonic() - started
-        payload: list[bytes | memoryview] = [array("I", offer.blocks[first:end]).tobytes()] if shared else [*views]
+        if shared:
+            payload = [memoryview(array("I", offer.blocks[first:end])).cast("B")]
+        sent = sum(len(part) for part in payload)
         header = Header(
             Kind.BLOCKS,
             request=reading.pull,
             fingerprint=int(self.server.hello.fingerprint, 16),
-            codec=Codec.RAW,
+            codec=codec,
             layers=geometry.layers,
             first_block=first,
             blocks=end - first,
             block_size=geometry.block_size,
             dtype=geometry.dtype,
             flags=SHARED if shared else 0,
-            payload_bytes=sum(len(part) for part in payload),
+            payload_bytes=sent,
             checksum=digest.intdigest(),
         )
+        now = time.monotonic()
+        reading.codec_s += now - started
+        self._chooser.sent(codec, (end - first) * size, sent, now)
         sockets.send(self.connection, header, payload)
+
+    def _encode(self, views: list[memoryview], first: int) -> tuple[Codec, list[memoryview]]:
+        """What goes over the network for these blocks."""
+        codec = self._chooser.choose()
+        if codec is Codec.RAW:
+            return codec, views
+        started, plain = time.monotonic(), sum(len(view) for view in views)
+        made = encode(codec, self.server.cache.geometry, views, first=first == 0)
+        if made is None:
+            return Codec.RAW, views
+        self._chooser.encoded(codec, plain, len(made), time.monotonic() - started)
+        return codec, [made]

@@ -21,7 +21,7 @@ offset size  field
     41    1  flags         (SHARED: the payload names blocks in shared memory)
     42    2  reserved, zero
     44    8  payload bytes that follow
-    52    8  xxh3-64 of the KV bytes
+    52    8  xxh3-64 of the payload, or of the KV in shared memory that it names
     60    4  crc32 of the 60 bytes before
 ```
 A reader checks magic, version and header checksum before it believes a length, and lengths are bounded:
@@ -38,6 +38,7 @@ from enum import IntEnum
 import msgspec
 
 from backends.disagg.engine.kv_cache import KVGeometry
+from backends.disagg.transfer.codecs import Codec
 
 VERSION = 2
 MAGIC = b"SRKV"
@@ -83,10 +84,6 @@ class Kind(IntEnum):
     """Whoever connects, first. Payload: a nonce."""
     PROOF = 12
     """Both sides, once. Payload: see `auth`."""
-
-
-class Codec(IntEnum):
-    RAW = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +190,8 @@ class Hello(msgspec.Struct, frozen=True):
     block_size: int
     dtype: str
     num_blocks: int
+    codecs: list[int]
+    """Those that it can decode."""
 
     def mismatch(self, peer: Hello) -> str | None:
         """Why KV of `peer` cannot be used here, with both sides named; None where it can."""
@@ -211,10 +210,8 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """What a BLOCKS frame cost its receiver."""
+    """What a BLOCKS frame cost its receiver, in seconds."""
 
-    bytes: int
-    wire_s: float
     codec_s: float
 
 
