@@ -24,6 +24,7 @@ from backends.disagg.messages import (
     Cached,
     Failed,
     FromWorker,
+    Meet,
     Resume,
     Role,
     Sampling,
@@ -94,6 +95,8 @@ class Cluster:
                     hint="raise start_timeout_s of the provider, or use a smaller model",
                 ) from None
             raise
+        for worker in self.workers:
+            self._introduce(worker)
         self._tasks = [asyncio.create_task(self._watch(worker)) for worker in self.workers]
         self._tasks.append(asyncio.create_task(self._kill_the_silent()))
 
@@ -265,10 +268,18 @@ class Cluster:
                     await worker.spawn()
                 except BackendError as error:
                     log.error("%s", error.message)
+            self._introduce(worker)
             for generation, waiting in list(self._parked.items()):
                 waiting.cancel()
                 del self._parked[generation]
                 self._recover(generation, f"{worker.name} died")
+
+    def _introduce(self, worker: WorkerHandle) -> None:
+        """Let a worker that is up connect to those whose KV it may be sent for, and others to it."""
+        for other in self.workers:
+            for source, target in ((worker, other), (other, worker)):
+                if source is not target and source.role == "prefill" and source.started and target.up:
+                    target.send(Meet(source.started.addresses[0], source.started.incarnation))
 
     def _lost(self, worker: WorkerHandle, reason: str) -> None:
         """`worker` is gone, and with it what it computed and kept."""

@@ -104,6 +104,13 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
     tpot_s: float | None = None
 
 
+class Meet(msgspec.Struct, frozen=True, tag=True):
+    """KV may have to be pulled from there: connect now, so that no request waits for it."""
+
+    address: str
+    incarnation: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Exit cleanly."""
 
@@ -196,7 +203,7 @@ class Cached(msgspec.Struct, frozen=True, tag=True):
     removed: list[bytes]
 
 
-ToWorker = Submit | Resume | Abort | Stop
+ToWorker = Submit | Resume | Abort | Meet | Stop
 FromWorker = Started | StartFailed | Tokens | Transferred | Failed | Cached | State
 
 _encode = msgspec.msgpack.Encoder().encode

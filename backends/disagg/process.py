@@ -87,6 +87,7 @@ def _load(config: WorkerConfig) -> Engine:
         ),
     )
     engine.measure()
+    engine.cache.prefault()
     return engine
 
 

@@ -26,6 +26,7 @@ from backends.disagg.messages import (
     Abort,
     Cached,
     Failed,
+    Meet,
     Resume,
     Source,
     Started,
@@ -71,7 +72,7 @@ class _Compiled(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-Event = Submit | Resume | Abort | Stop | Landed | _Heartbeat | _PullFailed | _Compiled
+Event = Submit | Resume | Abort | Meet | Stop | Landed | _Heartbeat | _PullFailed | _Compiled
 
 
 class Worker:
@@ -187,6 +188,8 @@ class Worker:
             case _PullFailed(request, reason):
                 if self.drop(request):
                     self.say(Failed(request, reason, kv_lost=True))
+            case Meet(address, incarnation):
+                self.puller_of(address, incarnation)
             case Stop():
                 self.stopping = True
             case Landed():
@@ -315,20 +318,21 @@ class Worker:
         source, pool = self.sources[seq.id], self.engine.scheduler.pool
         self.alloc_s[seq.id] = time.monotonic() - self.submitted_at[seq.id]
         blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
-        self.puller_of(source).pull(seq.id, source.request, blocks, seq.cached // pool.block_size)
+        puller = self.puller_of(source.address, source.incarnation)
+        puller.pull(seq.id, source.request, blocks, seq.cached // pool.block_size)
 
-    def puller_of(self, source: Source) -> Puller:
-        """The connection to where `source` is."""
-        puller = self.pullers.get(source.address)
-        if puller is None or puller.closed or puller.incarnation != source.incarnation:
+    def puller_of(self, address: str, incarnation: str) -> Puller:
+        """The connection to a worker that has KV to be pulled."""
+        puller = self.pullers.get(address)
+        if puller is None or puller.closed or puller.incarnation != incarnation:
             if puller is not None:
                 puller.close()
-            puller = self.pullers[source.address] = Puller(
+            puller = self.pullers[address] = Puller(
                 self.engine.cache,
                 self.hello(),
                 self.config.secret,
-                source.address,
-                source.incarnation,
+                address,
+                incarnation,
                 self.inbox.put,
                 lambda request, reason: self.inbox.put(_PullFailed(request, reason)),
             )
@@ -373,7 +377,7 @@ class Worker:
         for source, requests in served.values():
             puller = self.pullers.get(source.address)
             if puller is None or not puller.closed:
-                self.puller_of(source).heartbeat(requests)
+                self.puller_of(source.address, source.incarnation).heartbeat(requests)
 
     def make_room(self) -> None:
         """Move KV that is kept for other workers to host memory where blocks are short; the oldest goes first."""

@@ -139,7 +139,7 @@ def drive(chooser: Chooser, bytes_per_s: float, frames: int, plain: int = 4 << 2
 def test_the_codec_follows_the_link(bits_per_s: float, expected: Codec) -> None:
     chooser = Chooser([Codec.RAW, Codec.LOSSLESS, Codec.INT8, Codec.NEAR])
     assert chooser.choose() is Codec.RAW, "nothing is known of the link yet"
-    assert drive(chooser, bits_per_s / 8, 2) is expected, "one frame tells"
+    assert drive(chooser, bits_per_s / 8, 3) is expected, "two frames tell"
     assert drive(chooser, bits_per_s / 8, 20) is expected
 
 

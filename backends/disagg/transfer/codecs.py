@@ -101,8 +101,10 @@ def _address(view: memoryview) -> int:
 
 
 _RATE = 0.3
-_WORTH = 0.9
-"""Another codec is taken where it is expected to need this share of the time, or less."""
+_WORTH = {True: 0.9, False: 0.6}
+"""Another codec is taken where it is expected to need this share of the time, or less; by whether it is exact."""
+_RECENT = 4
+"""Telling frames whose fastest counts as the link's speed: what else keeps a frame passes."""
 _TELLING_BYTES = 100_000
 """Smaller frames say more of the latency than of the speed."""
 
@@ -133,8 +135,8 @@ class Chooser:
 
     def __init__(self, allowed: Sequence[Codec]) -> None:
         self.allowed = allowed
-        self.wire_s: float | None = None
-        """Seconds per byte on the wire; None until a frame has arrived."""
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        """Seconds per byte on the wire, of the last telling frames."""
         self._under_way: deque[_Sent] = deque()
         self._acknowledged_at = 0.0
         self._known = {
@@ -152,13 +154,18 @@ class Chooser:
         if self.wire_s is None:
             return best
         for codec in self.allowed[1:]:
-            if self._cost(codec) < _WORTH * self._cost(best):
+            if self._cost(codec, self.wire_s) < _WORTH[codec.exact] * self._cost(best, self.wire_s):
                 best = codec
         return best
 
-    def _cost(self, codec: Codec) -> float:
+    @property
+    def wire_s(self) -> float | None:
+        """Seconds per byte on the wire; None until two frames have told."""
+        return min(self._recent) if len(self._recent) > 1 else None
+
+    def _cost(self, codec: Codec, wire_s: float) -> float:
         known = self._known[codec]
-        wire_s = (self.wire_s or 0.0) / known.ratio
+        wire_s /= known.ratio
         return max(wire_s, known.encode_s, known.decode_s) + 0.2 * (wire_s + known.encode_s + known.decode_s)
 
     def encoded(self, codec: Codec, plain: int, size: int, seconds: float) -> None:
@@ -184,4 +191,4 @@ class Chooser:
         # One that came right behind another was on the wire while that one was decoded.
         per_byte = max(0.0, took - decode_s if alone else took) / frame.size
         if frame.size >= _TELLING_BYTES:
-            self.wire_s = per_byte if self.wire_s is None else self.wire_s + _RATE * (per_byte - self.wire_s)
+            self._recent.append(per_byte)

@@ -188,7 +188,9 @@ class Puller:
             raise WireError("the prefill worker did not pass its shared memory")
         size = theirs.num_blocks * theirs.geometry().block_bytes
         try:
-            shared = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
+            # All of its pages now: one by one they would cost more than the copying.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            shared = mmap.mmap(fds[0], size, flags=flags, prot=mmap.PROT_READ)
         except (ValueError, OSError) as error:
             raise WireError(f"the prefill worker's shared memory cannot be mapped: {error}") from None
         finally:

@@ -308,7 +308,7 @@ class _Peer:
             reading.queue_s += time.monotonic() - max(offer.ready_at, reading.begun)
         while not reading.landed and reading.sent < (ready := offer.ready):
             first = reading.sent
-            reading.sent = min(ready, first + max(1, _FRAME_BYTES // self.server.cache.geometry.block_bytes))
+            reading.sent = min(ready, first + self._frame_blocks())
             self._send_blocks(offer, reading, first)
         if offer.first_token is None or reading.sent < len(offer.blocks) or reading.told or reading.landed:
             return
@@ -326,6 +326,12 @@ class _Peer:
             codec_s=reading.codec_s,
         )
         sockets.send_control(self.connection, Kind.READY, msgspec.msgpack.encode(ready_frame), request=reading.pull)
+
+    def _frame_blocks(self) -> int:
+        """Blocks in the next frame: one where the link's speed is not known, so that it soon is."""
+        if not self.shared and len(self._chooser.allowed) > 1 and self._chooser.wire_s is None:
+            return 1
+        return max(1, _FRAME_BYTES // self.server.cache.geometry.block_bytes)
 
     def _send_gone(self, reading: _Reading) -> None:
         if reading.landed:
