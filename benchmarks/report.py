@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+Step = TypeVar("Step")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -53,3 +55,10 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     if path is not None:
         path.write_text(json.dumps(results, indent=2) + "\n")
         print(f"written: {path}")
+
+
+def progress(steps: Iterable[Step], name: str) -> Iterator[Step]:
+    """`steps`, with a bar where somebody looks on."""
+    from rich.progress import track
+
+    yield from track(steps, name, console=Console(stderr=True), transient=True)

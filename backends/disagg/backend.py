@@ -233,6 +233,7 @@ def worker_configs(
             threads=threads,
             cpus=[cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None,
             transport=options.transport,
+            kv_host="127.0.0.1",
             kv_codec=options.kv_codec,
             secret=secret,
             lease_s=LEASE_S,

@@ -34,6 +34,8 @@ class WorkerHandle:
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self.role: Role = config.role
+        self.wrapper: tuple[str, ...] = ()
+        """A command to start the process with, such as `numactl -N 1`."""
         self.draining = False
         """It gets nothing new."""
         self.process: asyncio.subprocess.Process | None = None
@@ -96,6 +98,7 @@ class WorkerHandle:
             ours.setblocking(False)
             environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.threads)}
             self.process = await asyncio.create_subprocess_exec(
+                *self.wrapper,
                 sys.executable,
                 "-m",
                 "backends.disagg.process",

@@ -38,6 +38,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     threads: int
     cpus: list[int] | None
     transport: Literal["shm", "tcp"]
+    kv_host: str
+    """The address that others pull KV from over TCP."""
     kv_codec: Literal["auto", "exact", "raw", "lossless", "int8", "near", "small"]
     secret: str
     lease_s: float

@@ -91,7 +91,7 @@ class Worker:
         self.control = control
         self.inbox = inbox
         self.incarnation = secrets.token_hex(8)
-        listeners = [sockets.listen(config.transport)]
+        listeners = [sockets.listen(config.transport, config.kv_host)]
         self.server = KVServer(
             engine.cache, self.hello(), config.secret, listeners, self._heard, codecs_of(config.kv_codec)
         )
@@ -327,6 +327,7 @@ class Worker:
         if puller is None or puller.closed or puller.incarnation != incarnation:
             if puller is not None:
                 puller.close()
+            self.pullers = {address: puller for address, puller in self.pullers.items() if not puller.closed}
             puller = self.pullers[address] = Puller(
                 self.engine.cache,
                 self.hello(),

@@ -161,6 +161,7 @@ class Puller:
             self.closed, self._why = True, reason
             left = list(self._pulls)
             self._pulls.clear()
+        self._theirs = None  # or a dead worker's memory would stay as long as this one lives
         if connection is not None:
             connection.close()
         for pull in left:
