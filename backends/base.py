@@ -106,6 +106,17 @@ class Health:
     """JSON-ready facts for /health: workers with role, pid and state; never a secret."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value that a backend counts or measures itself, as Prometheus has it, without the `splitroute_` before it."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    about: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
 class Reply(Protocol):
     """An answer under way. Iterate once; always `aclose()` (closing early cancels the work upstream)."""
 
@@ -115,6 +126,10 @@ class Reply(Protocol):
     @property
     def transfer(self) -> KVTransfer | None:
         """The KV hand-over of this request, once known; None where there was none."""
+
+    @property
+    def placement(self) -> str | None:
+        """Where within the backend it was sent, and why, in words; None where there is nothing to say."""
 
     def __aiter__(self) -> AsyncIterator[Piece]: ...
 
@@ -144,6 +159,19 @@ class Backend(Protocol):
         """Send `call`; return when the answer has begun. Raises BackendError when it is refused."""
 
     def health(self) -> Health: ...
+
+    def samples(self) -> list[Sample]:
+        """What it counts itself, for /metrics."""
+
+
+@runtime_checkable
+class Managed(Protocol):
+    """A backend whose workers may be changed while it serves."""
+
+    async def manage(
+        self, action: str, worker: str | None = None, role: str | None = None, *, now: bool = False
+    ) -> dict[str, Any]:
+        """`action` is add, drain, undrain, remove or flip. Raises BackendError (400, 404, 409)."""
 
 
 class BackendError(Exception):

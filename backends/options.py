@@ -31,6 +31,8 @@ class DisaggOptions(_Options):
     disaggregate: Literal["adaptive", "always"] = "adaptive"
     """`adaptive`: a request is split where its transfer is predicted to cost less than it saves. `always`: whenever
     both pools have somebody."""
+    planner: bool = False
+    """Flip workers between the pools by load."""
     prefill: int = Field(1, ge=1, le=64)
     decode: int = Field(1, ge=1, le=64)
     transport: Literal["shm", "tcp"] = "shm"

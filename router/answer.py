@@ -67,6 +67,10 @@ class Answer:
         return None if self._reply is None else self._reply.transfer
 
     @property
+    def placement(self) -> str | None:
+        return None if self._reply is None else self._reply.placement
+
+    @property
     def cost_usd(self) -> float | None:
         price = None if self._target is None else self._target.price
         if price is None or self.usage is None:
@@ -278,6 +282,7 @@ class Answer:
                 total_s=now - self._arrived,
                 cost_usd=self.cost_usd,
                 transfer=transfer,
+                placement=self.placement,
                 error=_name_of(error),
             )
         )

@@ -33,6 +33,8 @@ class Record:
     total_s: float
     cost_usd: float | None
     transfer: KVTransfer | None
+    placement: str | None
+    """Where within its provider it was sent, and why."""
     error: str | None
     """The code or type of what ended it, None where it ended well; `cancelled` where its client left."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
+    from backends.base import Sample
     from router.ledger import Record
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -16,6 +19,25 @@ _TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5
 _E2E = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 # An edge at 50 ms: past it a hand-over can be felt between two tokens.
 _TRANSFER = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class _Samples(Collector):
+    """Prometheus' view of what backends count themselves."""
+
+    def __init__(self, samples: Callable[[], Iterable[tuple[str, Sample]]]) -> None:
+        self._samples = samples
+
+    def describe(self) -> list[Metric]:
+        return []  # they depend on what is running; without this the registry would ask now
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for provider, sample in self._samples():
+            family = families.setdefault(
+                sample.name, Metric(f"splitroute_{sample.name.removesuffix('_total')}", sample.about, sample.kind)
+            )
+            family.add_sample(f"splitroute_{sample.name}", {"provider": provider, **sample.labels}, sample.value)
+        yield from families.values()
 
 
 class Metrics:
@@ -44,7 +66,7 @@ class Metrics:
         self._tokens = counter("tokens_total", "Tokens by direction", "target", "direction")
         self._cost = counter("cost_usd_total", "Cost by the policy's prices", "target")
         self._moved = counter("kv_transfer_bytes_total", "KV bytes handed from prefill to decode", "transport")
-        self._phases = histogram("kv_transfer_seconds", "The phases of a KV hand-over", _TRANSFER, "phase")
+        self._phases = histogram("kv_transfer_seconds", "The phases of a KV hand-over", _TRANSFER, "phase", "pair")
 
     def observe(self, record: Record) -> None:
         """Count one finished request."""
@@ -72,7 +94,12 @@ class Metrics:
         if (moved := record.transfer) is not None:
             self._moved.labels(moved.transport).inc(moved.bytes)
             for phase in ("queue", "alloc", "wire", "codec", "exposed"):
-                self._phases.labels(phase).observe(getattr(moved, f"{phase}_s"))
+                pair = f"{moved.prefill} → {moved.decode}"
+                self._phases.labels(phase, pair).observe(getattr(moved, f"{phase}_s"))
+
+    def add_source(self, samples: Callable[[], Iterable[tuple[str, Sample]]]) -> None:
+        """Show what providers count themselves too: (provider, sample) each time somebody asks."""
+        self._registry.register(_Samples(samples))
 
     def text(self) -> bytes:
         """The exposition format, for GET /metrics."""

@@ -40,6 +40,9 @@ class Router:
             name: create(name, provider.options) for name, provider in policy.providers.items() if name in used
         }
         self._executor = Executor(policy, self.backends)
+        self.ledger.metrics.add_source(
+            lambda: ((name, sample) for name, backend in self.backends.items() for sample in backend.samples())
+        )
         self._starting: asyncio.Task[None] | None = None
 
     @classmethod

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from backends.base import BackendError, Call, Health, PromptCount, Surface
+from backends.base import BackendError, Call, Health, PromptCount, Sample, Surface
+from backends.disagg.changes import change
 from backends.disagg.choice import Choice
 from backends.disagg.cluster import Cluster
 from backends.disagg.generation import Generation
@@ -20,6 +21,7 @@ from backends.disagg.messages import Role, Sampling, WorkerConfig
 from backends.disagg.refusals import unsupported
 from backends.disagg.reply import DisaggReply
 from backends.disagg.request import chat_messages, completion_prompt, parse_request
+from backends.disagg.status import described, samples
 from backends.disagg.tools import parse_tools
 from backends.models import (
     ModelConfig,
@@ -74,7 +76,9 @@ class DisaggBackend:
             )
         self._context = min(wanted, self.options.kv_tokens)
         adaptive = self.options.disaggregate == "adaptive"
-        cluster = Cluster(*worker_configs(self.options, files, mark, self._context), adaptive=adaptive)
+        cluster = Cluster(
+            *worker_configs(self.options, files, mark, self._context), adaptive=adaptive, planner=self.options.planner
+        )
         await cluster.start(self.options.start_timeout_s)
         self._cluster = cluster
 
@@ -179,21 +183,21 @@ class DisaggBackend:
     def health(self) -> Health:
         if self._cluster is None:
             return Health(False, {"state": "not running"})
-        workers = [
-            {
-                "name": worker.config.name,
-                "role": worker.role,
-                "pid": worker.started.pid if worker.started else None,
-                "state": "up" if worker.started else "down",
-                "active": len(worker.active),
-                "free_blocks": worker.state.free_blocks if worker.state else None,
-                "dtype": worker.started.dtype if worker.started else None,
-            }
-            for worker in self._cluster.workers
-        ]
         pools = [pool for pool in (self._cluster.prefill, self._cluster.decode) if pool]
         ok = all(any(worker.up for worker in pool) for pool in pools)
-        return Health(ok, {"model": self.options.model, "mode": self.options.mode, "workers": workers})
+        detail = {"model": self.options.model, "mode": self.options.mode, **described(self._cluster)}
+        return Health(ok, detail)
+
+    async def manage(
+        self, action: str, worker: str | None = None, role: str | None = None, *, now: bool = False
+    ) -> dict[str, Any]:
+        """Change the cluster while it serves: see `changes`. Raises BackendError."""
+        if self._cluster is None:
+            raise BackendError(f"provider {self.name} is not running", status=503)
+        return await change(self._cluster, action, worker, role, now=now)
+
+    def samples(self) -> list[Sample]:
+        return [] if self._cluster is None else samples(self._cluster)
 
 
 def _read(model: str) -> tuple[ModelFiles, ModelConfig, str, Tokenizer]:

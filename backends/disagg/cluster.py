@@ -26,7 +26,6 @@ from backends.disagg.messages import (
     FromWorker,
     Meet,
     Resume,
-    Role,
     Sampling,
     Source,
     Started,
@@ -38,6 +37,7 @@ from backends.disagg.messages import (
     Transferred,
     WorkerConfig,
 )
+from backends.disagg.planner import LOOK_EVERY_S, Planner
 from backends.disagg.pools import NotPossible, Pools
 
 log = logging.getLogger("splitroute.cluster")
@@ -56,11 +56,14 @@ _SILENCE_S = 60.0
 class Cluster:
     """A prefill pool and a decode pool, or a pool of unified workers (`prefill` empty)."""
 
-    def __init__(self, prefill: list[WorkerConfig], decode: list[WorkerConfig], *, adaptive: bool = False) -> None:
+    def __init__(
+        self, prefill: list[WorkerConfig], decode: list[WorkerConfig], *, adaptive: bool = False, planner: bool = False
+    ) -> None:
         self.pools = Pools([WorkerHandle(config) for config in (*prefill, *decode)], adaptive=adaptive)
         self.recoveries = 0
         """Times that a request went on elsewhere because a worker was lost."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._planning = planner
+        self._tasks: dict[WorkerHandle | str, asyncio.Task[None]] = {}
         self._next_request = secrets.randbits(48) << 15
         self._parked: dict[Generation, asyncio.TimerHandle] = {}
         self._closing = False
@@ -96,17 +99,20 @@ class Cluster:
                 ) from None
             raise
         for worker in self.workers:
-            self._introduce(worker)
-        self._tasks = [asyncio.create_task(self._watch(worker)) for worker in self.workers]
-        self._tasks.append(asyncio.create_task(self._kill_the_silent()))
+            self.introduce(worker)
+        self._tasks = {worker: asyncio.create_task(self._watch(worker)) for worker in self.workers}
+        self._tasks["silent"] = asyncio.create_task(self._kill_the_silent())
+        if self._planning:
+            self._tasks["planner"] = asyncio.create_task(self._plan())
 
     async def aclose(self) -> None:
         """Stop every worker and fail what they were serving. Safe to call twice."""
         self._closing = True
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await asyncio.gather(*tasks, return_exceptions=True)
         for generation in {*self._parked, *(one for worker in self.workers for one in worker.active.values())}:
             self._give_up(generation, BackendError("the cluster is stopping", status=503))
         await asyncio.gather(*(worker.stop() for worker in self.workers))
@@ -268,13 +274,13 @@ class Cluster:
                     await worker.spawn()
                 except BackendError as error:
                     log.error("%s", error.message)
-            self._introduce(worker)
+            self.introduce(worker)
             for generation, waiting in list(self._parked.items()):
                 waiting.cancel()
                 del self._parked[generation]
                 self._recover(generation, f"{worker.name} died")
 
-    def _introduce(self, worker: WorkerHandle) -> None:
+    def introduce(self, worker: WorkerHandle) -> None:
         """Let a worker that is up connect to those whose KV it may be sent for, and others to it."""
         for other in self.workers:
             for source, target in ((worker, other), (other, worker)):
@@ -361,6 +367,37 @@ class Cluster:
 
     # --- the pools -----------------------------------------------------------------------------------
 
-    def set_role(self, worker: WorkerHandle, role: Role) -> None:
-        """From the next request on; what it is doing it finishes."""
-        worker.role = role
+    async def adopt(self, worker: WorkerHandle) -> None:
+        """Start one more worker and let it serve. Raises BackendError."""
+        try:
+            await worker.spawn()
+        except BaseException:
+            await worker.stop()
+            raise
+        self.pools.workers.append(worker)
+        self.introduce(worker)
+        self._tasks[worker] = asyncio.create_task(self._watch(worker))
+
+    async def dismiss(self, worker: WorkerHandle, *, now: bool) -> None:
+        """Stop a worker for good, once it serves and keeps nothing; or `now`, as if it had died."""
+        while worker.active and worker.up and not now:  # noqa: ASYNC110 - nothing tells of the last one
+            await asyncio.sleep(0.05)
+        if worker not in self.pools.workers:
+            return
+        self.pools.workers.remove(worker)
+        self._tasks.pop(worker).cancel()
+        await worker.stop()
+        self._lost(worker, f"{worker.name} was removed")
+
+    async def _plan(self) -> None:
+        """Flip workers by load."""
+        planner = Planner()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            name = planner.look(self.pools.pressures(), asyncio.get_running_loop().time())
+            if name is None:
+                continue
+            worker = next(worker for worker in self.workers if worker.name == name)
+            worker.role = "decode" if worker.role == "prefill" else "prefill"
+            log.warning("%s is a %s worker from now on: that pool could not keep up", name, worker.role)
+            self.introduce(worker)

@@ -23,6 +23,9 @@ _ANSWER_TOKENS = 64
 _CROWDING = 0.1
 """How much longer steps are taken to be for each stream beside, beyond what was measured: alike workers are never
 measured quite alike, and the difference must not send everybody to one of them."""
+_INTERRUPTIONS = 2
+"""Chunks of others' prompts that an answer decoded by a prefill worker is taken to wait for: they are what that worker
+is there for."""
 _COMPANY = 1
 """Streams that a decode worker is taken to have beside those it has: it is there to have some."""
 
@@ -103,7 +106,9 @@ def choose(
         if source.worker != target.worker
     ]
     if local or not places:
-        places += [_whole(asked, load) for load in ((*decode, *prefill) if local else decode)]
+        places += [_whole(asked, load) for load in decode]
+    if local:
+        places += [_whole(asked, load, _INTERRUPTIONS * load.chunk * load.step[3]) for load in prefill]
     return min(places, key=lambda place: place.cost)
 
 
@@ -133,7 +138,7 @@ def _split(asked: Asked, source: Load[W], target: Load[W], pair: PairSpeed) -> P
     return Place(source.worker, target.worker, cost, ttft_s, transfer_s)
 
 
-def _whole(asked: Asked, load: Load[W]) -> Place[W]:
+def _whole(asked: Asked, load: Load[W], interrupted_s: float = 0.0) -> Place[W]:
     ttft_s = load.prompt_s(asked.tpot_s)
-    cost = _prefill_cost(asked, load, ttft_s, _COMPANY) + _decode_cost(asked, load)
+    cost = _prefill_cost(asked, load, ttft_s, _COMPANY) + _decode_cost(asked, load) + interrupted_s
     return Place(None, load.worker, cost, ttft_s)

@@ -10,6 +10,7 @@ from backends.disagg.generation import Generation
 from backends.disagg.handle import WorkerHandle
 from backends.disagg.messages import Role
 from backends.disagg.placement import Asked, Load, choose
+from backends.disagg.planner import Pressure
 from backends.disagg.transfers import ALARM_S, PairSpeed
 
 log = logging.getLogger("splitroute.cluster")
@@ -112,6 +113,27 @@ class Pools:
 
     def _token_bytes(self) -> int:
         return next((worker.started.token_bytes for worker in self.workers if worker.started), 0)
+
+    def pressures(self) -> list[Pressure]:
+        """What the planner wants to know."""
+        found = []
+        for worker in self.workers:
+            if not worker.open:
+                continue
+            a, b, c, d = worker.step
+            lone = a + b
+            context = worker.state.context if worker.state else 0
+            step = a + b * worker.decoding + c * context
+            found.append(
+                Pressure(
+                    name=worker.name,
+                    role=worker.role,
+                    wait_s=worker.prompt_backlog * d,
+                    slowdown=step / lone if lone else 1.0,
+                    busy=len(worker.active),
+                )
+            )
+        return found
 
     # --- transfers -----------------------------------------------------------------------------------
 

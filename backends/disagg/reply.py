@@ -41,6 +41,10 @@ class DisaggReply:
         """The first choice's; others share the prompt's KV where it was computed, and are handed over alike."""
         return self._generations[0].transfer
 
+    @property
+    def placement(self) -> str | None:
+        return self._generations[0].placement
+
     async def aclose(self) -> None:
         for generation in self._generations:
             self._cluster.end(generation)

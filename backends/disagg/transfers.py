@@ -29,7 +29,7 @@ class PairSpeed:
     """What even a small transfer takes, and what cannot hide behind the prompt's computation."""
     alarm: bool = False
     transfers: int = 0
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def exposed_s(self, moved: int, prefill_s: float) -> float:
         """Seconds that moving `moved` bytes will show, while the prompt's computation hides `prefill_s` of it."""
@@ -39,15 +39,17 @@ class PairSpeed:
         """Learn from one: `busy_s` on wire and codec. True where the alarm was raised or ended by it."""
         self.transfers += 1
         if moved >= _MIN_BYTES and busy_s > 0:
-            self.bytes_per_s += _RATE * (moved / busy_s - self.bytes_per_s)
+            per_byte = 1.0 / self.bytes_per_s
+            rate = 1.0 if self.transfers == 1 else _RATE  # what was there before was a guess
+            self.bytes_per_s = 1.0 / (per_byte + rate * (busy_s / moved - per_byte))
         hidden = max(0.0, moved / self.bytes_per_s - prefill_s)
         self.fixed_s += _RATE * (max(0.0, exposed_s - hidden) - self.fixed_s)
-        self._recent.append(exposed_s)
+        self.recent.append(exposed_s)
         before = self.alarm
         if self.alarm:
-            self.alarm = len(self._recent) < _WINDOW or max(self._recent) >= _CLEAR_S
+            self.alarm = len(self.recent) < _WINDOW or max(self.recent) >= _CLEAR_S
         else:
-            self.alarm = sum(seconds > ALARM_S for seconds in self._recent) >= _RAISE
+            self.alarm = sum(seconds > ALARM_S for seconds in self.recent) >= _RAISE
             if self.alarm:
-                self._recent.clear()
+                self.recent.clear()
         return self.alarm != before

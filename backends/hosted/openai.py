@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Surface, Usage, read_usage
+from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Sample, Surface, Usage, read_usage
 from backends.hosted.http import HttpClient, Response
 from backends.hosted.refusals import in_band, refusal
 from backends.hosted.sse import Event, EventTooLarge, Splitter
@@ -49,6 +49,9 @@ class OpenAIBackend:
 
     def count_prompt(self, surface: Surface, body: Mapping[str, Any]) -> PromptCount | None:
         return None
+
+    def samples(self) -> list[Sample]:
+        return []
 
     def context_limit(self) -> int | None:
         return None
@@ -115,6 +118,10 @@ class Reply:
         self._strip_usage = strip_usage
         self._usage: Usage | None = None
         self._seen_content = False
+
+    @property
+    def placement(self) -> None:
+        return None
 
     @property
     def transfer(self) -> KVTransfer | None:

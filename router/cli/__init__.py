@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from router.cli import demo, explain, model, policy, up
+from router.cli import cluster, demo, explain, model, policy, up
 from router.cli.console import fail
 from router.cli.errors import told
 from router.cli.parser import USAGE, Parser, Version
@@ -23,6 +23,7 @@ examples:
   splitroute up                                      serve the bundled cluster on 127.0.0.1:8080
   splitroute up --policy policy.yaml --port 9000     serve your own policy
   splitroute policy check policy.yaml                validate a policy and run its checks
+  splitroute cluster status                          the workers of a running gateway
   splitroute explain --policy policy.yaml --model chat --prompt-tokens 6000 --ttft-ms 400
 """
 
@@ -63,6 +64,6 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, demo, model, policy, explain):
+    for command in (up, demo, cluster, model, policy, explain):
         command.register(commands, common)
     return parser

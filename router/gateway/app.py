@@ -14,11 +14,19 @@ from starlette.routing import Route
 
 from backends.base import Health
 from router.errors import RouterError
+from router.gateway.cluster import ClusterEndpoint
 from router.gateway.generate import Generate, error_response
 from router.metrics import CONTENT_TYPE
 from router.sdk import Router
 
-_PATHS = ("POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models", "GET /health", "GET /metrics")
+_PATHS = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "GET /v1/models",
+    "GET /health",
+    "GET /metrics",
+    "GET /cluster",
+)
 
 
 def create_app(router: Router) -> Starlette:
@@ -55,12 +63,15 @@ def create_app(router: Router) -> Starlette:
     async def metrics(_: Request) -> Response:
         return Response(router.ledger.metrics.text(), media_type=CONTENT_TYPE)
 
+    cluster = ClusterEndpoint(router)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", Generate(router, "chat.completions"), methods=["POST"]),
             Route("/v1/completions", Generate(router, "completions"), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
+            Route("/cluster", cluster.status),
+            Route("/cluster/{provider}", cluster.change, methods=["POST"]),
             Route("/health", health),
             Route("/metrics", metrics),
         ],

@@ -47,7 +47,7 @@ def row(transfer: KVTransfer | None) -> Row:
 
 
 def moved(size: int, prefill: int, decode: int) -> KVTransfer:
-    return KVTransfer("shm", "raw", size, prefill, decode, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return KVTransfer("prefill-0", "decode-0", "shm", "raw", size, prefill, decode, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_the_demo_fails_where_nothing_was_handed_over() -> None:
