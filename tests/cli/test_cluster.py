@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -77,8 +78,12 @@ def test_workers_are_added_drained_flipped_and_removed_while_the_gateway_serves(
     say(gateway)
     assert len(gateway.workers()) == 2
 
-    metrics = httpx.get(f"{gateway.url}/metrics").text
-    assert re.search(r'splitroute_prefill_tokens_total\{provider="\w+",worker="decode-0"\} [1-9]', metrics)
+    for _ in range(50):  # workers tell a few times a second
+        metrics = httpx.get(f"{gateway.url}/metrics").text
+        if found := re.search(r'splitroute_prefill_tokens_total\{provider="\w+",worker="decode-0"\} [1-9]', metrics):
+            break
+        time.sleep(0.1)
+    assert found
     assert "splitroute_kv_transfer_seconds_bucket" in metrics
 
 
