@@ -37,7 +37,7 @@ lint: setup ## Style, types and the layering rules
 	$(BIN)/lint-imports
 
 bench: setup ## Split against unified on this machine, quickly
-	$(BIN)/python -m benchmarks.disagg --quick
+	$(BIN)/python -m benchmarks.disagg --quick --only head
 
 clean: ## Remove .venv and every build and cache folder
 	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

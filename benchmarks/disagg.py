@@ -1,132 +1,89 @@
-"""Head-of-line blocking: streams that decode while long prompts arrive, split (P/D) against unified.
+"""The hand-over and a cluster that survives, measured: what splitting costs and saves, and what kills do to it.
 
-Four streams decode; meanwhile prompts of 1,500 tokens arrive one after another. Printed for both modes of
-the bundled cluster on the same cores: the streams' inter-token latency, the long prompts' time to first
-token, and what the KV hand-over cost. Both modes run the same engine; unified uses chunked prefill.
+head      4 streams decode while 1,500-token prompts arrive: split (shm, tcp) against unified
+codecs    each KV codec's size, speed and loss
+link      1 Gbit/s and 100 Mbit/s between prefill and decode: raw against the adaptive codec (root, iproute2)
+goodput   the highest rate at which 90 % meet their goals: unified, split, adaptive
+kills     workers killed at random under load: answers, pauses, prompts computed twice, what is left behind
 
-    python -m benchmarks.disagg --quick --json results.json
+python -m benchmarks.disagg --json results.json
+python -m benchmarks.disagg --quick --only head
+python -m benchmarks.disagg --only goodput --traces FOLDER_OF_AZURE_CSVS
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
-import random
-import time
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from backends.disagg.backend import worker_configs
-from backends.disagg.cluster import Cluster
-from backends.disagg.messages import Sampling
-from backends.models import fingerprint, load_config, load_tokenizer, resolve
-from backends.options import DisaggOptions
-from benchmarks.report import machine, show, spread, write_json
-
-STREAMS = 4
-STREAM_PROMPT = 128
-LONG_PROMPT = 1500
+from benchmarks.handover import codec_quality, goodput, head_of_line, kills, link
+from benchmarks.report import machine, show, write_json
 
 
-@dataclass
-class Measured:
-    gaps_ms: list[float] = field(default_factory=list)
-    """Inter-token times of the streams while long prompts were being served."""
-    long_ttft_s: list[float] = field(default_factory=list)
-    exposed_ms: list[float] = field(default_factory=list)
-    kv_bytes: int = 0
-
-    def summary(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "itl_ms": spread(self.gaps_ms),
-            "long_ttft_s": round(sum(self.long_ttft_s) / len(self.long_ttft_s), 3),
-            "long_ttft_max_s": round(max(self.long_ttft_s), 3),
-            "gaps": len(self.gaps_ms),
-        }
-        if self.exposed_ms:
-            facts["kv_exposed_ms"] = spread(self.exposed_ms)
-            facts["kv_bytes_per_prompt"] = self.kv_bytes // len(self.exposed_ms)
-        return facts
+def _show_head(result: dict[str, Any]) -> None:
+    rows = []
+    for name in head_of_line.MODES:
+        one = result[name]
+        itl, kv = one["itl_ms"], one.get("kv_exposed_ms")
+        exposed = f"{kv['p50']:.1f} / {kv['p99']:.1f}" if kv else "–"
+        rows.append([name, itl["p50"], itl["p99"], itl["max"], f"{one['long_ttft_s']:.2f}", exposed, one["gaps"]])
+    show(
+        f"{head_of_line.STREAMS} streams decoding while {head_of_line.LONG_PROMPT}-token prompts arrive",
+        ["mode", "ITL p50 ms", "p99 ms", "max ms", "long TTFT s", "KV exposed p50 / p99 ms", "gaps"],
+        rows,
+    )
+    for name, ratio in result["ratios"].items():
+        print(f"{name.replace('_', ' ')}: {ratio}")
 
 
-def sampling(max_tokens: int) -> Sampling:
-    """Greedy, and never ended by the model: every stream runs its full length."""
-    return Sampling(max_tokens=max_tokens, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])
+def _show_codecs(result: dict[str, Any]) -> None:
+    columns = list(next(iter(result.values())))
+    rows = [
+        [name, *(one[column] if column != "ratio" else f"{one[column]:.2f}" for column in columns)]
+        for name, one in result.items()
+    ]
+    show("KV codecs", ["codec", *(column.replace("_", " ") for column in columns)], [[str(c) for c in r] for r in rows])
 
 
-async def stream(cluster: Cluster, prompt: list[int], arrivals: list[float], stop: asyncio.Event) -> None:
-    """Decode until `stop`, noting when each token arrived."""
-    generation = cluster.submit(prompt, sampling(4096))
-    try:
-        async for _ in generation:
-            arrivals.append(time.perf_counter())
-            if stop.is_set():
-                return
-    finally:
-        cluster.end(generation)
+def _show_link(result: dict[str, Any]) -> None:
+    if "skipped" in result:
+        return
+    rows = []
+    for rate, one in result.items():
+        for codec in ("raw", "adaptive"):
+            facts = one[codec]
+            rows.append([rate, codec, *(f"{facts[key]:.3f}" for key in ("new_s", "cached_s", "four_at_once_s"))])
+        ratios = one["raw_over_adaptive"]
+        rows.append(
+            [rate, "raw ÷ adaptive", *(f"{ratios[key]:.2f}" for key in ("new_s", "cached_s", "four_at_once_s"))]
+        )
+    columns = ["link", "codec", "new prompts s", "prompts cached at the prefill worker s", "four new ones at once s"]
+    show(f"seconds until the decode worker's first token, {link.PROMPT}-token prompts", columns, rows)
 
 
-async def long_prompt(cluster: Cluster, prompt: list[int], measured: Measured) -> None:
-    started = time.perf_counter()
-    generation = cluster.submit(prompt, sampling(4))
-    try:
-        first = True
-        async for _ in generation:
-            if first:
-                measured.long_ttft_s.append(time.perf_counter() - started)
-                first = False
-    finally:
-        cluster.end(generation)
-    if generation.transfer is not None:
-        measured.exposed_ms.append(generation.transfer.exposed_s * 1000)
-        measured.kv_bytes += generation.transfer.bytes
-
-
-async def measure(options: DisaggOptions, prompts: int, vocabulary: list[int]) -> Measured:
-    """Run the load against one mode and measure it."""
-    files = resolve(options.model, pull_missing=True)
-    context = load_config(files).max_position_embeddings
-    cluster = Cluster(*worker_configs(options, files, fingerprint(files), context))
-    await cluster.start(options.start_timeout_s)
-    rng = random.Random(0)
-    try:
-        warm = Measured()
-        await long_prompt(cluster, rng.choices(vocabulary, k=LONG_PROMPT), warm)
-        stop = asyncio.Event()
-        arrivals: list[list[float]] = [[] for _ in range(STREAMS)]
-        streams = [
-            asyncio.create_task(stream(cluster, rng.choices(vocabulary, k=STREAM_PROMPT), times, stop))
-            for times in arrivals
-        ]
-        while not all(len(times) > 8 for times in arrivals):  # noqa: ASYNC110 - a benchmark may poll
-            await asyncio.sleep(0.05)
-        measured = Measured()
-        begun = time.perf_counter()
-        for _ in range(prompts):
-            await long_prompt(cluster, rng.choices(vocabulary, k=LONG_PROMPT), measured)
-        ended = time.perf_counter()
-        stop.set()
-        await asyncio.gather(*streams)
-        for times in arrivals:
-            inside = [at for at in times if begun <= at <= ended]
-            measured.gaps_ms += [(b - a) * 1000 for a, b in itertools.pairwise(inside)]
-        return measured
-    finally:
-        await cluster.aclose()
-
-
-def run(model: str, transport: str, dtype: str, prompts: int) -> dict[str, Any]:
-    tokenizer = load_tokenizer(resolve(model, pull_missing=True))
-    vocabulary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.eos_token_ids]
-    results: dict[str, Any] = {"machine": machine(), "model": model, "transport": transport, "dtype": dtype}
-    for name, mode in (("pd", "split"), ("unified", "unified")):
-        print(f"measuring {name} ({prompts} prompts of {LONG_PROMPT} tokens)…", flush=True)
-        options = DisaggOptions(model=model, mode=mode, transport=transport, dtype=dtype, pin=True)
-        results[name] = asyncio.run(measure(options, prompts, vocabulary)).summary()
-    results["itl_p99_ratio"] = round(results["pd"]["itl_ms"]["p99"] / results["unified"]["itl_ms"]["p99"], 4)
-    return results
+def _show_kills(result: dict[str, Any]) -> None:
+    rows = []
+    for name, one in result.items():
+        left = one["left_behind"]
+        behind = sum(left[key] for key in ("blocks", "leases", "requests")) + sum(left["more_than_before"].values())
+        rows.append(
+            [
+                name.replace("_", " "),
+                one["kills"],
+                one["answers"],
+                one["different_from_undisturbed"],
+                one["failed"],
+                one["interrupted_streams"],
+                f"{one['pause_p50_ms']:.0f} / {one['pause_p95_ms']:.0f}",
+                f"{one['prompt_tokens_prefilled']:,} / {one['prompt_tokens_sent']:,}",
+                behind,
+            ]
+        )
+    columns = ["killed", "kills", "answers", "different", "failed", "interrupted", "pause p50 / p95 ms"]
+    show("workers killed under load", [*columns, "prompt tokens computed / sent", "left behind"], rows)
 
 
 def main() -> None:
@@ -135,27 +92,31 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="4 long prompts a mode instead of 20")
+    parser.add_argument("--quick", action="store_true", help="a few rounds of each, not for the record")
+    parser.add_argument("--only", help="parts by name, with commas between them (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--transport", choices=["shm", "tcp"], default="shm")
-    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="Azure LLM inference traces (*.csv), for goodput")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="for head")
     arguments = parser.parse_args()
-    prompts = 4 if arguments.quick else 20
-    results = run(arguments.model, arguments.transport, arguments.dtype, prompts)
-    rows = []
-    for name in ("pd", "unified"):
-        one = results[name]
-        itl, kv = one["itl_ms"], one.get("kv_exposed_ms", {})
-        exposed = f"{kv['p50']:.1f} / {kv['p99']:.1f}" if kv else "–"
-        rows.append([name, itl["p50"], itl["p99"], itl["max"], f"{one['long_ttft_s']:.2f}", exposed, one["gaps"]])
-    show(
-        f"{STREAMS} streams decoding while {LONG_PROMPT}-token prompts arrive",
-        ["mode", "ITL p50 ms", "p99 ms", "max ms", "long TTFT s", "KV exposed p50 / p99 ms", "gaps"],
-        rows,
-    )
-    print(f"P/D inter-token p99 ÷ unified's: {results['itl_p99_ratio']}")
-    write_json(arguments.json, results)
+    model, quick = arguments.model, arguments.quick
+    parts: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]] = {
+        "head": (lambda: head_of_line.run(model, quick, arguments.dtype), _show_head),
+        "codecs": (lambda: codec_quality.run(model, quick), _show_codecs),
+        "link": (lambda: link.run(model, quick), _show_link),
+        "goodput": (lambda: goodput.run(model, quick, arguments.traces), goodput.plot),
+        "kills": (lambda: kills.run(model, quick), _show_kills),
+    }
+    chosen = arguments.only.split(",") if arguments.only else list(parts)
+    if unknown := [name for name in chosen if name not in parts]:
+        parser.error(f"unknown part {unknown[0]!r}; there are {', '.join(parts)}")
+    logging.getLogger("splitroute").setLevel(logging.CRITICAL)  # workers die here on purpose
+    results: dict[str, Any] = {"machine": machine(), "model": model, "quick": quick}
+    for name in chosen:
+        run, show_part = parts[name]
+        results[name] = run()
+        show_part(results[name])
+        write_json(arguments.json, results)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Spoken:
     finish_reason: str
     usage: Usage
     transfer: KVTransfer | None
+    placement: str | None
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -83,7 +84,7 @@ async def ask(
     text, finish_reason = read(b"".join(piece.data for piece in pieces), stream)
     usage = pieces[-1].usage
     assert usage is not None
-    return Spoken(text, finish_reason, usage, reply.transfer)
+    return Spoken(text, finish_reason, usage, reply.transfer, reply.placement)
 
 
 def read(data: bytes, stream: bool) -> tuple[str, str]:

@@ -242,6 +242,54 @@ async def test_kv_that_nobody_takes_is_freed_when_its_lease_ends(smollm2: ModelF
         await cluster.aclose()
 
 
+@pytest.mark.parametrize("small", ["prefill", "decode"])
+async def test_what_one_side_refuses_is_refused_with_its_status_and_freed_on_the_other_at_once(
+    smollm2: ModelFiles, small: str
+) -> None:
+    """vllm#41269, sglang#9726, vllm-ascend#12166: a prompt that fits one side's memory and not the other's."""
+    options = DisaggOptions(model="smollm2-135m", kv_tokens=2048, threads=1)
+    prefill, decode = worker_configs(options, smollm2, fingerprint(smollm2), 2048)
+    pools = {"prefill": prefill, "decode": decode}
+    pools[small] = [msgspec.structs.replace(config, kv_tokens=128) for config in pools[small]]
+    cluster = Cluster(pools["prefill"], pools["decode"])
+    await cluster.start(options.start_timeout_s)
+    try:
+        generation = cluster.submit(list(range(100, 600)), Sampling(8, 0.0, 1.0, 0, []))
+        with pytest.raises(
+            BackendError, match="a prompt of 500 tokens needs 32 KV blocks; the worker has 8"
+        ) as refused:
+            async for _ in generation:
+                pass
+        assert refused.value.status == 400
+        cluster.end(generation)
+        for worker in cluster.workers:
+            await until(
+                lambda worker=worker: (
+                    worker.state is not None
+                    and worker.started is not None
+                    and worker.state.free_blocks == worker.started.num_blocks
+                ),
+                "its blocks are free, long before any lease ends",
+                timeout_s=10,
+            )
+            assert not worker.active
+    finally:
+        await cluster.aclose()
+
+
+async def test_a_prompt_is_templated_and_tokenized_once_and_its_ids_are_passed_on(
+    split: DisaggBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vllm#39756"""
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 5}
+    counted = split.count_prompt("chat.completions", body)
+    assert counted is not None and counted.prompt_ids is not None
+    monkeypatch.setattr(split, "_encode_chat", lambda *_: pytest.fail("tokenized again"))
+    reply = await split.open(Call("r", "chat.completions", body, stream=False, prompt_ids=counted.prompt_ids))
+    pieces = [piece async for piece in reply]
+    assert pieces[-1].usage is not None and pieces[-1].usage.prompt_tokens == counted.tokens
+
+
 async def test_closing_leaves_no_process(smollm2: ModelFiles) -> None:
     backend = await started(mode="unified", kv_tokens=512)
     pids = [pid_of(worker) for worker in cluster_of(backend).workers]

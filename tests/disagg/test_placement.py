@@ -57,6 +57,12 @@ def test_a_short_prompt_is_not_sent_over_a_slow_link() -> None:
     assert place(ask, load("p", 100), load("d", 100, decoding=1), SLOW).prefill is None
 
 
+def test_splitting_is_measured_against_not_splitting_and_left_where_it_is_slower() -> None:
+    """sglang#24488: P/D slower than colocated. The place says what was predicted of it."""
+    slow_pair = place(asked(1500), load("p", 1500), load("d", 1500), SLOW)
+    assert slow_pair.prefill is None and slow_pair.ttft_s == pytest.approx(1.54, abs=0.05)
+
+
 def test_a_long_queue_before_the_prefill_workers_lets_an_idle_decode_worker_help() -> None:
     ask = asked(300)
     assert place(ask, load("p", 300, backlog=6000), load("d", 300)).prefill is None

@@ -104,8 +104,12 @@ async def test_a_worker_that_came_back_is_another_and_serves(split: DisaggBacken
     before = victim.started.incarnation
     os.kill(pid_of(victim), signal.SIGKILL)
     await until(lambda: not victim.up, "its loss is noticed")
+    counted = cluster_of(split).pools.placed["fallback"]
     fallback = await ask(split, "What is the capital of France?")
     assert "Paris" in fallback.text and fallback.transfer is None, "whole, where it could be"
+    # llm-d-router#1461: never in silence
+    assert fallback.placement is not None and fallback.placement.endswith("a pool has nobody")
+    assert cluster_of(split).pools.placed["fallback"] == counted + 1
     await everybody_up(split)
     assert victim.started.incarnation != before
     spoken = await ask(split, "What is the capital of France?")

@@ -192,6 +192,21 @@ def test_kv_whose_lease_ended_is_refused_never_garbage(pair: Pair) -> None:
     assert pull == 90 and "no longer holds" in reason
 
 
+def test_one_of_several_fails_and_the_others_land(pair: Pair) -> None:
+    """vllm#50754, vllm#56104: no hang, and nothing freed that is still read."""
+    for request in (1, 2, 3):
+        pair.server.offer(request, [request], 16)
+        pair.puller.pull(request * 10, request, [request + 10])
+    pair.server.withdraw(2)
+    for request in (1, 3):
+        pair.server.progress(request, 1)
+        pair.server.done(request, request)
+    events = [pair.side.event() for _ in range(3)]
+    assert {event.pull for event in events if isinstance(event, Landed)} == {10, 30}
+    assert [event[0] for event in events if not isinstance(event, Landed)] == [20]
+    assert torch.equal(pair.side.data[[11, 13]], pair.source[[1, 3]])
+
+
 def test_a_cancelled_pull_writes_nothing_more_and_the_connection_goes_on(pair: Pair) -> None:
     pair.server.offer(10, [1, 2], 32)
     pair.puller.pull(100, 10, [1, 2])
