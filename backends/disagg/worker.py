@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -19,35 +18,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.disagg.engine.engine import Engine, StepResult, Token
-from backends.disagg.engine.kv_cache import as_bytes
 from backends.disagg.engine.sequence import SamplingParams, Sequence, Status
-from backends.disagg.leases import Leases
+from backends.disagg.handover import Handover, HandoverEvent, Heartbeat, PullFailed
 from backends.disagg.messages import (
     Abort,
     Cached,
     Failed,
     Meet,
     Resume,
-    Source,
     Started,
     State,
     Stop,
     Submit,
     TokenOut,
     Tokens,
-    Transferred,
     WorkerConfig,
     frame,
 )
-from backends.disagg.transfer import sockets
-from backends.disagg.transfer.codecs import Codec, available
-from backends.disagg.transfer.puller import Landed, Puller
-from backends.disagg.transfer.server import KVServer
-from backends.disagg.transfer.wire import Hello
+from backends.disagg.transfer.puller import Landed
 
 if TYPE_CHECKING:
-    import torch
-
     from backends.disagg.engine.grammar import Grammar, Grammars
 
 log = logging.getLogger("splitroute.worker")
@@ -57,22 +47,13 @@ _PATIENCE_S = 10.0
 """When the first token of a request without a goal is due: behind those with a nearer goal, but not all of them."""
 
 
-class _Heartbeat(msgspec.Struct, frozen=True):
-    requests: list[int]
-
-
-class _PullFailed(msgspec.Struct, frozen=True):
-    request: int
-    reason: str
-
-
 class _Compiled(msgspec.Struct, frozen=True):
     submit: Submit
     grammar: Grammar | None
     error: str = ""
 
 
-Event = Submit | Resume | Abort | Meet | Stop | Landed | _Heartbeat | _PullFailed | _Compiled
+Event = Submit | Resume | Abort | Meet | Stop | HandoverEvent | _Compiled
 
 
 class Worker:
@@ -90,18 +71,7 @@ class Worker:
         self.engine = engine
         self.control = control
         self.inbox = inbox
-        self.incarnation = secrets.token_hex(8)
-        listeners = [sockets.listen(config.transport, config.kv_host)]
-        self.server = KVServer(
-            engine.cache, self.hello(), config.secret, listeners, self._heard, codecs_of(config.kv_codec)
-        )
-        self.pullers: dict[str, Puller] = {}
-        self.sources: dict[int, Source] = {}
-        """Where the KV of each request that is served here for another worker was computed, and is kept."""
-        self.submitted_at: dict[int, float] = {}
-        self.alloc_s: dict[int, float] = {}
-        self.leases = Leases(config.lease_s)
-        self._beat_at = 0.0
+        self.handover = Handover(config, engine, inbox.put)
         self.prefilled_tokens = self.replayed_tokens = 0
         self._last_state: tuple[float, State | None] = (0.0, None)
         self.stopping = False
@@ -119,9 +89,9 @@ class Worker:
         self.say(
             Started(
                 pid=os.getpid(),
-                incarnation=self.incarnation,
-                host=sockets.host_name(),
-                addresses=self.server.addresses,
+                incarnation=self.handover.hello.incarnation,
+                host=self.handover.hello.host,
+                addresses=self.handover.server.addresses,
                 num_blocks=self.engine.scheduler.pool.num_blocks,
                 token_bytes=self.engine.geometry.token_bytes,
                 dtype=self.engine.config.dtype,
@@ -132,28 +102,14 @@ class Worker:
         idle = True
         while not self.stopping:
             self.take_messages(wait=idle)
-            self.keep_leases(time.monotonic())
-            self.make_room()
+            for request in self.handover.keep_leases(time.monotonic()):
+                log.warning("the lease of request %d's KV has ended; it is freed", request)
+                self.drop(request)
+            self.handover.make_room()
             result = self.engine.step()
             idle = result.idle
             self.report(result)
             self.report_state(idle)
-
-    def hello(self) -> Hello:
-        geometry = self.engine.geometry
-        return Hello(
-            incarnation=self.incarnation,
-            host=sockets.host_name(),
-            pid=os.getpid(),
-            fingerprint=self.config.fingerprint,
-            layers=geometry.layers,
-            kv_heads=geometry.kv_heads,
-            head_dim=geometry.head_dim,
-            block_size=geometry.block_size,
-            dtype=geometry.dtype,
-            num_blocks=self.engine.cache.num_blocks,
-            codecs=[int(codec) for codec in available(geometry)],
-        )
 
     def say(self, message: msgspec.Struct) -> None:
         try:
@@ -183,17 +139,18 @@ class Worker:
                 self.resume(message)
             case Abort(request):
                 self.drop(request)
-            case _Heartbeat(requests):
-                self.leases.extend(requests, time.monotonic())
-            case _PullFailed(request, reason):
+            case Heartbeat(requests):
+                self.handover.leases.extend(requests, time.monotonic())
+            case PullFailed(request, reason):
                 if self.drop(request):
                     self.say(Failed(request, reason, kv_lost=True))
             case Meet(address, incarnation):
-                self.puller_of(address, incarnation)
+                self.handover.puller_of(address, incarnation)
             case Stop():
                 self.stopping = True
             case Landed():
-                self.landed(message)
+                if (moved := self.handover.landed(message)) is not None:
+                    self.say(moved)
 
     def compile(self, message: Submit) -> None:
         """Let a thread make the grammar: reading a vocabulary for the first one takes a second or two."""
@@ -244,9 +201,8 @@ class Worker:
         except ValueError as error:
             self.say(Failed(message.request, str(error), status=400))
             return
-        self.submitted_at[seq.id] = now
         if message.source is not None:
-            self.sources[seq.id] = message.source
+            self.handover.expect(seq.id, message.source, now)
 
     def resume(self, message: Resume) -> None:
         """Be the decode worker too, of what was to be handed over."""
@@ -257,21 +213,14 @@ class Worker:
         if seq is None:
             self.say(Failed(message.request, "the KV to go on from is gone (its lease ended)", kv_lost=True))
             return
-        self.server.withdraw(message.request)
-        self.leases.drop(message.request)
+        self.handover.forget(message.request)
         seq.tpot_s = message.tpot_s
         self.engine.scheduler.resume(seq, message.replay)
 
     def drop(self, request: int) -> bool:
         """Forget a request and free all it has: it is done, or its client is gone. False where it was not here."""
         self.compiling.pop(request, None)
-        self.server.withdraw(request)
-        self.leases.drop(request)
-        source = self.sources.pop(request, None)
-        if source is not None and (puller := self.pullers.get(source.address)) is not None:
-            puller.cancel(request)
-        self.submitted_at.pop(request, None)
-        self.alloc_s.pop(request, None)
+        self.handover.forget(request)
         seq = self.engine.scheduler.sequences.get(request)
         if seq is None:
             return False
@@ -293,123 +242,18 @@ class Worker:
             replayed = max(0, chunk.start + chunk.length - max(chunk.start, seq.prompt_len))
             self.replayed_tokens += replayed
             self.prefilled_tokens += chunk.length - replayed
-            if not seq.prefill_only or not seq.blocks:
-                continue  # stays here, or ended with its first token
-            if chunk.start == seq.cached:
-                blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
-                self.server.offer(seq.id, blocks, seq.prompt_len)
-            end = chunk.start + chunk.length
-            self.server.progress(seq.id, pool.blocks_for(end) if chunk.last else end // pool.block_size)
-            if chunk.last:
-                self.server.done(seq.id, seq.tokens[-1])
-                self.leases.begin(seq.id, time.monotonic())
+            if seq.prefill_only and seq.blocks:  # it neither stays here nor ended with its first token
+                self.handover.offer(chunk)
         for out in result.tokens:
             if out.finish_reason is not None:
                 self.drop(out.seq.id)
         for seq in result.receive:
-            self.start_pull(seq)
+            self.handover.pull(seq)
         if pool.changes:
             added = [key for key, here in pool.changes.items() if here]
             removed = [key for key, here in pool.changes.items() if not here]
             self.say(Cached(added, removed))
             pool.changes.clear()
-
-    def start_pull(self, seq: Sequence) -> None:
-        source, pool = self.sources[seq.id], self.engine.scheduler.pool
-        self.alloc_s[seq.id] = time.monotonic() - self.submitted_at[seq.id]
-        blocks = seq.blocks[: pool.blocks_for(seq.prompt_len)]
-        puller = self.puller_of(source.address, source.incarnation)
-        puller.pull(seq.id, source.request, blocks, seq.cached // pool.block_size)
-
-    def puller_of(self, address: str, incarnation: str) -> Puller:
-        """The connection to a worker that has KV to be pulled."""
-        puller = self.pullers.get(address)
-        if puller is None or puller.closed or puller.incarnation != incarnation:
-            if puller is not None:
-                puller.close()
-            self.pullers = {address: puller for address, puller in self.pullers.items() if not puller.closed}
-            puller = self.pullers[address] = Puller(
-                self.engine.cache,
-                self.hello(),
-                self.config.secret,
-                address,
-                incarnation,
-                self.inbox.put,
-                lambda request, reason: self.inbox.put(_PullFailed(request, reason)),
-            )
-        return puller
-
-    def landed(self, landed: Landed) -> None:
-        seq = self.engine.scheduler.sequences.get(landed.pull)
-        if seq is None:
-            return  # aborted meanwhile
-        self.engine.scheduler.received(seq, landed.first_token, exact=landed.exact)
-        address = self.sources[seq.id].address
-        self.say(
-            Transferred(
-                request=landed.pull,
-                transport="shm" if address.startswith("unix:") else "tcp",
-                codec=landed.codec,
-                bytes=landed.bytes,
-                prefill_pid=landed.prefill_pid,
-                decode_pid=os.getpid(),
-                queue_s=landed.queue_s,
-                alloc_s=self.alloc_s.pop(seq.id, 0.0),
-                wire_s=landed.wire_s,
-                codec_s=landed.codec_s,
-                exposed_s=landed.exposed_s,
-            )
-        )
-
-    def _heard(self, requests: list[int]) -> None:
-        self.inbox.put(_Heartbeat(requests))
-
-    def keep_leases(self, now: float) -> None:
-        """Free KV whose decode worker is heard of no more, and let those of whose KV this is one hear of it."""
-        for request in self.leases.ended(now):
-            if self.drop(request):
-                log.warning("the lease of request %d's KV has ended; it is freed", request)
-        if now < self._beat_at or not self.sources:
-            return
-        self._beat_at = now + self.config.lease_s / 4
-        served: dict[str, tuple[Source, list[int]]] = {}
-        for source in self.sources.values():
-            served.setdefault(source.address, (source, []))[1].append(source.request)
-        for source, requests in served.values():
-            puller = self.pullers.get(source.address)
-            if puller is None or not puller.closed:
-                self.puller_of(source.address, source.incarnation).heartbeat(requests)
-
-    def make_room(self) -> None:
-        """Move KV that is kept for other workers to host memory where blocks are short; the oldest goes first."""
-        scheduler, cache = self.engine.scheduler, self.engine.cache
-        short = scheduler.short_of
-        if not short:
-            return
-        for request in self.leases.requests():
-            seq = scheduler.sequences[request]
-            if not seq.blocks:
-                continue
-            room = self.config.spill_tokens // scheduler.pool.block_size - self._spilled_blocks() - len(seq.blocks)
-            if room < 0:
-                return
-            saved: list[torch.Tensor] = []
-
-            def save(seq: Sequence = seq, saved: list[torch.Tensor] = saved) -> memoryview:
-                saved.append(cache.save(seq.blocks))
-                return as_bytes(saved[0])
-
-            if not self.server.spill(request, save):
-                continue  # it is being read
-            short -= len(seq.blocks)
-            scheduler.spilled(seq, saved[0])
-            if short <= 0:
-                return
-
-    def _spilled_blocks(self) -> int:
-        scheduler = self.engine.scheduler
-        held = (scheduler.sequences[request] for request in self.leases.requests())
-        return sum(scheduler.pool.blocks_for(seq.prompt_len + 1) for seq in held if seq.host_kv is not None)
 
     def report_state(self, idle: bool) -> None:
         now = time.monotonic()
@@ -430,15 +274,6 @@ class Worker:
         if state != sent:
             self.say(state)
             self._last_state = (now, state)
-
-
-def codecs_of(option: str) -> list[Codec]:
-    """Those that a sender may use, the most faithful first."""
-    if option == "auto":
-        return [Codec.RAW, Codec.LOSSLESS, Codec.INT8, Codec.NEAR]
-    if option == "exact":
-        return [Codec.RAW, Codec.LOSSLESS]
-    return [Codec[option.upper()]]
 
 
 def _token_out(out: Token) -> TokenOut:

@@ -60,6 +60,15 @@ def available(geometry: KVGeometry) -> list[Codec]:
     return list(Codec)
 
 
+def named(option: str) -> list[Codec]:
+    """The codecs that a sender may use where `kv_codec` is `option`, the most faithful first."""
+    if option == "auto":
+        return [Codec.RAW, Codec.LOSSLESS, Codec.INT8, Codec.NEAR]
+    if option == "exact":
+        return [Codec.RAW, Codec.LOSSLESS]
+    return [Codec[option.upper()]]
+
+
 def encode(codec: Codec, geometry: KVGeometry, blocks: Sequence[memoryview], *, first: bool) -> memoryview | None:
     """`blocks` together, smaller; None where they did not become so. `first`: they begin with the prompt's first token.
 
