@@ -233,6 +233,20 @@ def test_the_batch_grows_only_while_the_predicted_step_keeps_the_strictest_promi
     assert step.decode == sched.running, "nobody who is running skips a step"
 
 
+def test_a_worker_that_computes_no_prompts_leaves_no_time_for_them() -> None:
+    """It takes in as many received sequences as the promise allows, not as many as would fit beside a prompt chunk."""
+    sched = scheduler(blocks=1000, max_batch=40, grain=16, block_size=16, chunk=16)
+    sched.step_time.fit(LINEAR)
+    for id in range(20):  # beside 16 prompt tokens (8 ms) not two of them would fit into 20 ms
+        sched.add(Sequence(id, [id] * 8, SamplingParams(max_tokens=60), remote_kv=True, tpot_s=0.020))
+    for _ in range(10):
+        step = sched.schedule()
+        carry_out(sched, step)
+        for seq in step.receive:
+            sched.received(seq, 1)
+    assert 4 <= len(step.decode) <= 9
+
+
 def test_without_promises_the_batch_grows_to_its_limit() -> None:
     sched = scheduler(blocks=1000, max_batch=40, grain=4)
     sched.step_time.fit(LINEAR)

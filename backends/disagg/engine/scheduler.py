@@ -293,7 +293,9 @@ class Scheduler:
             if shared is None:
                 passed.append(self.waiting.pop(0))
                 continue
-            if not self._promises.room_for(seq, in_flight, self.pool.block_size):
+            # Where no prompt is computed beside them, those that decode need not leave time for one.
+            chunk = 0 if seq.remote_kv and not self.prefilling else self.pool.block_size
+            if not self._promises.room_for(seq, in_flight, chunk):
                 break
             self.pool.share(shared)  # first, or making room could evict them
             blocks = self._take(self.pool.blocks_for(seq.known_len + 1) - len(shared))
