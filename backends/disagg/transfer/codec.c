@@ -409,6 +409,18 @@ static int survey(struct quantized *q, const void *const *block, int n, int head
     return 0;
 }
 
+/* A group's channels: mean, low bits that go as they are, half of what these count to; how many have such bits, and
+ * which. */
+static int read_channels(const struct quantized *q, long g, float *mean, int *shift, int *half, int *shifted) {
+    int wide = 0;
+    for (int d = 0; d < q->dim; d++) {
+        mean[d] = bf16(q->mean[g * q->dim + d]);
+        shift[d] = shift_of(q->spread[g * q->dim + d]), half[d] = shift[d] ? 1 << (shift[d] - 1) : 0;
+        if (shift[d]) shifted[wide++] = d;
+    }
+    return wide;
+}
+
 static void encode_block(struct quantized *q, const void *block, struct out *out) {
     int dim = q->dim, waiting = 0, escapes = 0;
     uint64_t bits = 0;
@@ -417,12 +429,7 @@ static void encode_block(struct quantized *q, const void *block, struct out *out
     int shift[dim], half[dim], shifted[dim], number[dim], high[dim];
     for (long g = 0; g < q->groups; g++) {
         float inverse = 1 / q->step[g];
-        int wide = 0;
-        for (int d = 0; d < dim; d++) {
-            mean[d] = bf16(q->mean[g * dim + d]);
-            shift[d] = shift_of(q->spread[g * dim + d]), half[d] = shift[d] ? 1 << (shift[d] - 1) : 0;
-            if (shift[d]) shifted[wide++] = d;
-        }
+        int wide = read_channels(q, g, mean, shift, half, shifted);
         for (int t = 0; t < q->tokens; t++) {
             uint8_t *symbol = q->symbol + (g * q->tokens + t) * dim;
             int beyond = 0;
@@ -474,12 +481,7 @@ static int decode_block(struct quantized *q, void *block, struct in *in) {
     const uint8_t *bits_end = bits_at + sizes[1], *escaped_end = escaped + 2 * (size_t)sizes[2];
     for (long g = 0; g < q->groups; g++) {
         float step = q->step[g];
-        int wide = 0;
-        for (int d = 0; d < dim; d++) {
-            mean[d] = bf16(q->mean[g * dim + d]);
-            shift[d] = shift_of(q->spread[g * dim + d]), half[d] = shift[d] ? 1 << (shift[d] - 1) : 0;
-            if (shift[d]) shifted[wide++] = d;
-        }
+        int wide = read_channels(q, g, mean, shift, half, shifted);
         for (int t = 0; t < q->tokens; t++) {
             int beyond = 0;
             for (int d = 0; d < dim; d += STATES)
