@@ -50,7 +50,8 @@ _STRIKES = 3
 _PATIENCE_S = 30.0
 """How long an answer that has begun waits for a worker to come back where none is left."""
 _SILENCE_S = 60.0
-"""A worker that says nothing for so long while it has something to do is hung, and killed."""
+"""A worker that says nothing for so long while it has something to do is hung, and killed. They say something every two
+seconds, and between any two steps."""
 
 
 class Cluster:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("splitroute.worker")
 
 _STATE_INTERVAL_S = 0.25
+_SIGN_OF_LIFE_S = 2.0
+"""The coordinator hears something at least so often, or it takes this worker to be hung."""
 _PATIENCE_S = 10.0
 """When the first token of a request without a goal is due: behind those with a nearer goal, but not all of them."""
 
@@ -271,7 +273,7 @@ class Worker:
             context=sum(len(seq.tokens) for seq in scheduler.running),
             step=scheduler.step_time.coefficients,
         )
-        if state != sent:
+        if state != sent or now - sent_at >= _SIGN_OF_LIFE_S:
             self.say(state)
             self._last_state = (now, state)
 

@@ -46,8 +46,9 @@ def roles(gateway: Running) -> dict[str, str]:
     return {worker["name"]: f"{worker['role']}, {worker['state']}" for worker in own["workers"]}
 
 
-def say(gateway: Running) -> None:
-    body = {"model": "chat", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+def say(gateway: Running, before: str = "") -> None:
+    question = f"{before}What is the capital of France?"
+    body = {"model": "chat", "messages": [{"role": "user", "content": question}]}
     answer = httpx.post(
         f"{gateway.url}/v1/chat/completions", json={**body, "max_tokens": 20, "temperature": 0}, timeout=60
     )
@@ -75,7 +76,7 @@ def test_workers_are_added_drained_flipped_and_removed_while_the_gateway_serves(
     say(gateway)
     assert cluster(gateway, "remove", "prefill-0").returncode == 0
     assert roles(gateway) == {"decode-0": "prefill, up", "decode-1": "decode, up"}
-    say(gateway)
+    say(gateway, before="The old mill stands by the river. " * 40)  # new, and too long to be computed beside answers
     assert len(gateway.workers()) == 2
 
     for _ in range(50):  # workers tell a few times a second

@@ -11,7 +11,9 @@ import pytest
 import pytest_asyncio
 
 from backends.base import BackendError
+from backends.disagg import cluster as clusters
 from backends.disagg.backend import DisaggBackend
+from backends.disagg.handle import WorkerHandle
 from backends.models import ModelFiles
 from tests.disagg.serving import LONG, Spoken, all_blocks_free, ask, cluster_of, pid_of, started, until
 
@@ -93,6 +95,27 @@ async def test_a_killed_prefill_workers_requests_are_computed_elsewhere(split: D
     os.kill(pid_of(victim), signal.SIGKILL)
     assert [spoken.text for spoken in await asyncio.gather(*speaking)] == undisturbed
     assert [pid_of(worker) for worker in cluster_of(split).decode] == decoding
+    await everybody_up(split)
+    await all_blocks_free(split)
+
+
+async def test_a_hung_worker_is_killed_and_its_answers_go_on_elsewhere(
+    split: DisaggBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await everybody_up(split)
+    undisturbed = (await answer(split, 10)).text
+    monkeypatch.setattr(clusters, "_SILENCE_S", 6.0)
+    cluster = cluster_of(split)
+    watching = asyncio.create_task(cluster._kill_the_silent())
+    speaking = asyncio.create_task(answer(split, 10))
+
+    def begun() -> list[WorkerHandle]:
+        return [worker for worker in cluster.decode if any(len(one.tokens) > 4 for one in worker.active.values())]
+
+    await until(lambda: bool(begun()), "it is speaking")
+    os.kill(pid_of(begun()[0]), signal.SIGSTOP)
+    assert (await speaking).text == undisturbed
+    watching.cancel()
     await everybody_up(split)
     await all_blocks_free(split)
 
