@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from backends.disagg.engine import engine as engines
+from backends.disagg.engine import native
 from backends.disagg.engine.engine import Engine, EngineConfig, Quantization
 from backends.disagg.engine.linear import linear
 from backends.disagg.engine.models import ARCHITECTURES
@@ -106,14 +107,14 @@ def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     return linear(torch.eye(weight.shape[1]), made).T
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_the_references(
-    tmp_path: Path, case: str, native: bool, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, case: str, compiled: bool, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With rounded weights the reference computes with them too, in float."""
-    if not native:
+    if not compiled:
         monkeypatch.setattr("backends.disagg.engine.native.load", lambda: None)
     model, files = saved(tmp_path, *CASES[case])
     engine = engine_of(files, load_config(files), quantization)
@@ -154,6 +155,40 @@ def test_logits_equal_the_references(
         got = torch.stack(logits[seq.id]).double()
         # The reference's own float32 logits are as far from these.
         torch.testing.assert_close(got, expected, atol=4e-4, rtol=2e-4)
+
+
+@pytest.mark.skipif(native.load() is None, reason="no C compiler here: torch's sums depend on how many rows there are")
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_taken_over_after_any_token_has_the_same_logits_bit_for_bit(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another worker said is replayed in one chunk; near a tie the last bit decides how the answer goes on."""
+    _, files = saved(tmp_path, *CASES[case])
+    engine = engine_of(files, load_config(files))
+    logits: dict[tuple[int, int], torch.Tensor] = {}
+    sample = engines.sample
+
+    def watched(rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        for row, seq in zip(rows, sequences, strict=True):
+            logits[seq.id, seq.output_len] = row.clone()
+        return sample(rows, sequences)
+
+    monkeypatch.setattr(engines, "sample", watched)
+    torch.manual_seed(1)
+    prompt, params = torch.randint(3, 120, (37,)).tolist(), SamplingParams(max_tokens=40)
+    undisturbed = Sequence(0, list(prompt), params)
+    engine.scheduler.add(undisturbed)
+    while engine.scheduler.sequences:
+        engine.step()
+    answer = undisturbed.tokens[37:]
+    for given in (1, 2, 11, 39):
+        engine.scheduler.add(Sequence(given, list(prompt), params, replay=answer[:given]))
+    while engine.scheduler.sequences:
+        engine.step()
+    for given in (1, 2, 11, 39):
+        assert (given, given - 1) not in logits, "what was said is not said again"
+        for position in range(given, 40):
+            assert torch.equal(logits[given, position], logits[0, position]), (given, position)
 
 
 def test_an_architecture_that_is_not_known_lists_those_that_are(tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ def cache_struct(cache: KVCache) -> structs.Cache:
     )
 
 
+_SPAN_FIELDS = 5
+"""Of a `struct span`."""
+
+
 class NativeRunner:
     """Takes `decoder`'s weights over: they are packed layer by layer and then dropped, so they exist once."""
 
@@ -113,7 +117,14 @@ class NativeRunner:
         tables, spans = array("i"), array("i")
         row = iter(rows.first)
         for chunk in step.prefill:
-            spans.extend((next(row), chunk.start, chunk.length, len(tables), 0))
+            first, end = next(row), chunk.start + chunk.length
+            replay = min(end, max(chunk.start, chunk.seq.prompt_len))
+            if replay > chunk.start:
+                spans.extend((first, chunk.start, replay - chunk.start, len(tables), 0))
+            # What is replayed was decoded elsewhere, token by token: the same sums in the same order, or an answer
+            # that goes on here could go on otherwise.
+            for at in range(replay, end):
+                spans.extend((first + at - chunk.start, at, 1, len(tables), 1))
             tables.extend(chunk.seq.blocks)
         for seq in step.decode:
             spans.extend((next(row), seq.computed, 1, len(tables), 1))
@@ -122,7 +133,7 @@ class NativeRunner:
         laid_out = structs.Step(
             *(part.buffer_info()[0] for part in parts),
             rows=len(rows.tokens),
-            spans=len(rows.first),
+            spans=len(spans) // _SPAN_FIELDS,
             samples=len(rows.sampled),
         )
         logits = torch.empty(len(rows.sampled), self._vocabulary)
