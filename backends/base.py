@@ -23,6 +23,14 @@ class Goals:
     tpot_ms: float | None = None
     """Time per output token after the first."""
 
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.ttft_ms is None else self.ttft_ms / 1000
+
+    @property
+    def tpot_s(self) -> float | None:
+        return None if self.tpot_ms is None else self.tpot_ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

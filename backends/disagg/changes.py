@@ -6,7 +6,7 @@ what it is given, so a flip takes effect with the next request and ends nobody's
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -14,8 +14,7 @@ from backends.base import BackendError
 from backends.disagg.cluster import Cluster
 from backends.disagg.handle import WorkerHandle
 
-Action = Literal["add", "drain", "undrain", "remove", "flip"]
-ROLES = ("prefill", "decode")
+_ROLES = ("prefill", "decode")
 
 
 def worker_named(cluster: Cluster, name: str) -> WorkerHandle:
@@ -39,21 +38,21 @@ def undrain(cluster: Cluster, name: str) -> None:
     worker_named(cluster, name).draining = False
 
 
-def flip(cluster: Cluster, name: str) -> None:
-    """Make a prefill worker a decode worker, or the other way round. Raises BackendError (404, 409)."""
+def flip(cluster: Cluster, name: str) -> str:
+    """Make a prefill worker a decode worker, or the other way round; its new role. Raises BackendError (404, 409)."""
     worker = worker_named(cluster, name)
     if worker.role == "unified":
         raise BackendError(
             f"{name} is a unified worker: it does both already", status=409, hint="set mode: split to have two pools"
         )
     _may_leave(cluster, worker, "flipping")
-    worker.role = "decode" if worker.role == "prefill" else "prefill"
-    cluster.introduce(worker)
+    cluster.flip(worker)
+    return worker.role
 
 
 async def add(cluster: Cluster, role: str) -> str:
     """Start one more worker like those that are there, and wait until it serves; its name. Raises BackendError."""
-    roles = sorted({worker.role for worker in cluster.workers} | set(ROLES if cluster.prefill else ()))
+    roles = sorted({worker.role for worker in cluster.workers} | set(_ROLES if cluster.prefill else ()))
     if role not in roles:
         raise BackendError(f"role {role!r} is none of this cluster's: {', '.join(roles)}", status=400, param="role")
     names = {worker.name for worker in cluster.workers}
@@ -89,7 +88,7 @@ async def change(
         case "undrain":
             undrain(cluster, worker)
         case "flip":
-            flip(cluster, worker)
+            return {"flip": worker, "role": flip(cluster, worker)}
         case "remove":
             await remove(cluster, worker, now=now)
         case _:

@@ -67,7 +67,6 @@ class Cluster:
         self._tasks: dict[WorkerHandle | str, asyncio.Task[None]] = {}
         self._next_request = secrets.randbits(48) << 15
         self._parked: dict[Generation, asyncio.TimerHandle] = {}
-        self._closing = False
 
     @property
     def workers(self) -> list[WorkerHandle]:
@@ -108,7 +107,6 @@ class Cluster:
 
     async def aclose(self) -> None:
         """Stop every worker and fail what they were serving. Safe to call twice."""
-        self._closing = True
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -138,19 +136,7 @@ class Cluster:
             self._take_over(generation, kept)
             return
         place = self.pools.place(generation)
-        goals = generation.goals
-        ttft_s = None if goals.ttft_ms is None else goals.ttft_ms / 1000
-        tpot_s = None if goals.tpot_ms is None else goals.tpot_ms / 1000
-        computing = place.prefill or place.decode
-        submit = Submit(
-            self._number(),
-            generation.prompt_ids,
-            generation.sampling,
-            replay=generation.tokens,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            grammar=generation.grammar,
-        )
+        submit = self._message(generation, ttft_s=generation.goals.ttft_s)
         generation.placement = place.why
         generation.landed = False
         if place.prefill is not None:
@@ -162,31 +148,34 @@ class Cluster:
             submit = msgspec.structs.replace(submit, request=self._number(), source=generation.kept.source)
         generation.serving = place.decode
         self._give(place.decode, generation, submit)
-        self._expect(generation, computing)
+        self._expect(generation, place.prefill or place.decode)
 
     def _take_over(self, generation: Generation, kept: Kept) -> None:
         """Let another worker go on from the KV that is kept; where there is none, the one that keeps it."""
         generation.landed = False
-        tpot_s = None if generation.goals.tpot_ms is None else generation.goals.tpot_ms / 1000
-        host = self.pools.host(generation, kept.worker)
+        host = self.pools.host(kept.worker)
         if host is not None:
-            submit = Submit(
-                self._number(),
-                generation.prompt_ids,
-                generation.sampling,
-                kept.source,
-                replay=generation.tokens,
-                tpot_s=tpot_s,
-                grammar=generation.grammar,
-            )
             generation.serving = host
             generation.placement += f"; {host.name} took it over"
-            self._give(host, generation, submit)
+            self._give(host, generation, self._message(generation, source=kept.source))
             return
         generation.serving = kept.worker
         generation.kept = None
         generation.placement += f"; {kept.worker.name} went on with it itself"
-        kept.worker.send(Resume(kept.source.request, generation.tokens, tpot_s))
+        kept.worker.send(Resume(kept.source.request, generation.tokens, generation.goals.tpot_s))
+
+    def _message(self, generation: Generation, *, source: Source | None = None, ttft_s: float | None = None) -> Submit:
+        """`generation` under a number of its own, from where its answer stands."""
+        return Submit(
+            self._number(),
+            generation.prompt_ids,
+            generation.sampling,
+            source,
+            replay=generation.tokens,
+            ttft_s=ttft_s,
+            tpot_s=generation.goals.tpot_s,
+            grammar=generation.grammar,
+        )
 
     def _number(self) -> int:
         self._next_request += 1
@@ -247,7 +236,7 @@ class Cluster:
         except NotPossible:
             if not generation.tokens:  # nothing has been shown yet: others may serve it sooner
                 self._give_up(generation, BackendError(reason, status=503, retry_after_s=1))
-            elif generation not in self._parked:
+            else:
                 loop = asyncio.get_running_loop()
                 lost = BackendError(f"{reason}; no worker came back", status=503)
                 self._parked[generation] = loop.call_later(_PATIENCE_S, self._give_up, generation, lost)
@@ -390,6 +379,11 @@ class Cluster:
         await worker.stop()
         self._lost(worker, f"{worker.name} was removed")
 
+    def flip(self, worker: WorkerHandle) -> None:
+        """Let a prefill worker be a decode worker from the next request on, or the other way round."""
+        worker.role = "decode" if worker.role == "prefill" else "prefill"
+        self.introduce(worker)
+
     async def _plan(self) -> None:
         """Flip workers by load."""
         planner = Planner()
@@ -399,6 +393,5 @@ class Cluster:
             if name is None:
                 continue
             worker = next(worker for worker in self.workers if worker.name == name)
-            worker.role = "decode" if worker.role == "prefill" else "prefill"
+            self.flip(worker)
             log.warning("%s is a %s worker from now on: that pool could not keep up", name, worker.role)
-            self.introduce(worker)

@@ -9,12 +9,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from backends.disagg.engine.engine import Engine
-from backends.disagg.engine.kv_cache import as_bytes
 from backends.disagg.engine.scheduler import Chunk
 from backends.disagg.engine.sequence import Sequence
 from backends.disagg.leases import Leases
@@ -24,9 +22,6 @@ from backends.disagg.transfer.codecs import available, named
 from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
 from backends.disagg.transfer.wire import Hello
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -171,31 +166,19 @@ class Handover:
 
     def make_room(self) -> None:
         """Move KV that is kept for other workers to host memory where blocks are short; the oldest goes first."""
-        scheduler, cache = self.engine.scheduler, self.engine.cache
-        short = scheduler.short_of
+        scheduler = self.engine.scheduler
+        short, pool = scheduler.short_of, scheduler.pool
         if not short:
             return
-        for request in self.leases.requests():
-            seq = scheduler.sequences[request]
-            if not seq.blocks:
-                continue
-            room = self._spill_tokens // scheduler.pool.block_size - self._spilled_blocks() - len(seq.blocks)
-            if room < 0:
+        kept = [scheduler.sequences[request] for request in self.leases.requests()]
+        spilled = sum(pool.blocks_for(seq.prompt_len + 1) for seq in kept if seq.host_kv is not None)
+        room = self._spill_tokens // pool.block_size - spilled
+        for seq in kept:
+            count = len(seq.blocks)
+            if short <= 0 or count > room:
                 return
-            saved: list[torch.Tensor] = []
-
-            def save(seq: Sequence = seq, saved: list[torch.Tensor] = saved) -> memoryview:
-                saved.append(cache.save(seq.blocks))
-                return as_bytes(saved[0])
-
-            if not self.server.spill(request, save):
-                continue  # it is being read
-            short -= len(seq.blocks)
-            scheduler.spilled(seq, saved[0])
-            if short <= 0:
-                return
-
-    def _spilled_blocks(self) -> int:
-        scheduler = self.engine.scheduler
-        held = (scheduler.sequences[request] for request in self.leases.requests())
-        return sum(scheduler.pool.blocks_for(seq.prompt_len + 1) for seq in held if seq.host_kv is not None)
+            if not count or (saved := self.server.spill(seq.id, seq.blocks)) is None:
+                continue  # it lies there already, or is being read
+            scheduler.spilled(seq, saved)
+            short -= count
+            room -= count

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from backends.disagg.engine.step_time import Coefficients, StepLoad, predicted
 from backends.disagg.transfers import PairSpeed
 
 W = TypeVar("W", bound=Hashable)
@@ -35,8 +36,8 @@ class Load(Generic[W]):
     """What is known of a worker that may be given something."""
 
     worker: W
-    step: tuple[float, float, float, float]
-    """Seconds of a step: a + b·batch + c·context + d·prompt tokens, as `engine.step_time` has learned them."""
+    step: Coefficients
+    """How long its steps take."""
     chunk: int
     """Prompt tokens in a step, at most."""
     backlog: int
@@ -49,8 +50,7 @@ class Load(Generic[W]):
 
     def step_s(self, more: int = 0, context: int = 0) -> float:
         """Seconds between tokens, with `more` streams of `context` tokens each beside those it has."""
-        a, b, c, _ = self.step
-        return a + b * (self.decoding + more) + c * (self.context + more * context)
+        return predicted(self.step, StepLoad(self.decoding + more, self.context + more * context))
 
     def prompt_s(self, tpot_s: float | None) -> float:
         """Seconds until this prompt is computed here, in the steps that streams promised `tpot_s` allow."""

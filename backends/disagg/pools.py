@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from backends.base import KVTransfer
+from backends.disagg.engine.step_time import StepLoad, predicted
 from backends.disagg.generation import Generation
 from backends.disagg.handle import WorkerHandle
 from backends.disagg.messages import Role
@@ -64,16 +65,16 @@ class Pools:
             # A lone token needs no decode worker.
             pool = prefill if prefill and generation.sampling.max_tokens == 1 else everybody
             worker = min(pool, key=lambda worker: (worker.prompt_backlog, len(worker.active)))
-            kind = "fallback" if wanted and generation.sampling.max_tokens > 1 else "whole"
-            self.placed[kind] += 1
-            why = {"fallback": f"whole on {worker.name}: a pool has nobody", "whole": f"whole on {worker.name}"}[kind]
-            return Placed(None, worker, why)
+            fallback = wanted and generation.sampling.max_tokens > 1
+            self.placed["fallback" if fallback else "whole"] += 1
+            why = ": a pool has nobody" if fallback else ""
+            return Placed(None, worker, f"whole on {worker.name}{why}")
         asked = Asked(
             prompt_tokens=len(generation.prompt_ids),
             max_tokens=generation.sampling.max_tokens,
             token_bytes=self._token_bytes(),
-            ttft_s=_seconds(generation.goals.ttft_ms),
-            tpot_s=_seconds(generation.goals.tpot_ms),
+            ttft_s=generation.goals.ttft_s,
+            tpot_s=generation.goals.tpot_s,
         )
         sources = [self._load(worker, generation) for worker in prefill] if split else []
         targets = [self._load(worker, generation) for worker in decode or everybody]
@@ -94,7 +95,7 @@ class Pools:
         self._since_probe = (self._since_probe + 1) % _PROBE_EVERY
         return self._since_probe == 0
 
-    def host(self, generation: Generation, keeper: WorkerHandle) -> WorkerHandle | None:
+    def host(self, keeper: WorkerHandle) -> WorkerHandle | None:
         """Who takes over an answer whose KV `keeper` has; None where only that one can."""
         others = [worker for worker in self.of("decode", "unified") if worker.open and worker is not keeper]
         return min(others, key=lambda worker: (worker.decoding, worker.prompt_backlog), default=None)
@@ -120,15 +121,14 @@ class Pools:
         for worker in self.workers:
             if not worker.open:
                 continue
-            a, b, c, d = worker.step
-            lone = a + b
+            lone = predicted(worker.step, StepLoad(1))
             context = worker.state.context if worker.state else 0
-            step = a + b * worker.decoding + c * context
+            step = predicted(worker.step, StepLoad(worker.decoding, context))
             found.append(
                 Pressure(
                     name=worker.name,
                     role=worker.role,
-                    wait_s=worker.prompt_backlog * d,
+                    wait_s=worker.prompt_backlog * worker.step[3],
                     slowdown=step / lone if lone else 1.0,
                     busy=len(worker.active),
                 )
@@ -156,7 +156,3 @@ class Pools:
     def forget(self, worker: WorkerHandle) -> None:
         """Another process will be in its place: what was measured of its transfers is void."""
         self.pairs = {pair: speed for pair, speed in self.pairs.items() if worker not in pair}
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000

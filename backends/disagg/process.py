@@ -87,7 +87,8 @@ def _load(config: WorkerConfig) -> Engine:
         ),
     )
     engine.measure()
-    engine.cache.prefault()
+    if config.role != "unified":  # which hands nothing over
+        engine.cache.prefault()
     return engine
 
 

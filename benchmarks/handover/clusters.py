@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
-
-import msgspec
 
 from backends.base import Goals
 from backends.disagg.backend import worker_configs
@@ -19,17 +17,15 @@ from backends.options import DisaggOptions
 
 
 @contextlib.asynccontextmanager
-async def running(options: DisaggOptions, cpus: dict[str, list[int]] | None = None) -> AsyncIterator[Cluster]:
-    """A started cluster; `cpus` names the cores of workers, by name, instead of what `pin` would give them."""
+async def running(
+    options: DisaggOptions, prepare: Callable[[Cluster], None] = lambda _: None
+) -> AsyncIterator[Cluster]:
+    """A started cluster; `prepare` may change its workers before they start."""
     files = resolve(options.model, pull_missing=True)
     context = min(load_config(files).max_position_embeddings, options.kv_tokens)
-    prefill, decode = worker_configs(options, files, fingerprint(files), context)
-    if cpus:
-        prefill, decode = (
-            [msgspec.structs.replace(one, cpus=cpus.get(one.name, one.cpus)) for one in pool]
-            for pool in (prefill, decode)
-        )
-    cluster = Cluster(prefill, decode, adaptive=options.disaggregate == "adaptive")
+    adaptive = options.disaggregate == "adaptive"
+    cluster = Cluster(*worker_configs(options, files, fingerprint(files), context), adaptive=adaptive)
+    prepare(cluster)
     await cluster.start(options.start_timeout_s)
     try:
         yield cluster

@@ -18,10 +18,8 @@ from typing import Any
 
 import msgspec
 
-from backends.disagg.backend import worker_configs
 from backends.disagg.cluster import Cluster
-from backends.models import fingerprint, load_config, resolve
-from benchmarks.handover.clusters import Prompts, asking, options
+from benchmarks.handover.clusters import Prompts, asking, options, running
 from benchmarks.report import percentile, progress
 
 _NAMESPACE = "splitroute-bench"
@@ -66,17 +64,17 @@ def shaped(rate: str) -> Iterator[None]:
         subprocess.run(["ip", "netns", "del", _NAMESPACE], check=False, capture_output=True)
 
 
-async def measure(model: str, codec: str, rounds: int, prompts: Prompts) -> dict[str, Any]:
-    chosen = options(model, transport="tcp", kv_codec=codec)
-    files = resolve(model, pull_missing=True)
-    prefill, decode = worker_configs(chosen, files, fingerprint(files), load_config(files).max_position_embeddings)
-    prefill = [msgspec.structs.replace(one, kv_host=_OUTSIDE) for one in prefill]
-    decode = [msgspec.structs.replace(one, prefix_cache=False, kv_host=_INSIDE) for one in decode]
-    cluster = Cluster(prefill, decode)
+def _apart(cluster: Cluster) -> None:
+    """Put the decode worker behind the link, and let it keep nothing: whatever it needs has to cross."""
+    for worker in cluster.prefill:
+        worker.config = msgspec.structs.replace(worker.config, kv_host=_OUTSIDE)
     for worker in cluster.decode:
+        worker.config = msgspec.structs.replace(worker.config, kv_host=_INSIDE, prefix_cache=False)
         worker.wrapper = ("ip", "netns", "exec", _NAMESPACE)
-    await cluster.start(chosen.start_timeout_s)
-    try:
+
+
+async def measure(model: str, codec: str, rounds: int, prompts: Prompts) -> dict[str, Any]:
+    async with running(options(model, transport="tcp", kv_codec=codec), _apart) as cluster:
         new: list[float] = []
         again: list[float] = []
         codecs: set[str] = set()
@@ -94,8 +92,6 @@ async def measure(model: str, codec: str, rounds: int, prompts: Prompts) -> dict
             "four_at_once_s": round(sum(crowd) / len(crowd), 3),
             "codecs": sorted(codecs),
         }
-    finally:
-        await cluster.aclose()
 
 
 async def _until_decoded(cluster: Cluster, prompt: list[int], codecs: set[str]) -> float:

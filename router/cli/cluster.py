@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from router.cli.errors import CliError
-from router.cli.parser import Parser
+from router.cli.parser import Parser, add_command
 
 _STATUS = """\
 examples:
@@ -41,9 +41,7 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     actions = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, about: str, examples: str, *, worker: bool = True) -> Parser:
-        action = actions.add_parser(
-            name, parents=[common], help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=examples
-        )
+        action = add_command(actions, common, name, about, examples)
         action.add_argument("--url", default="http://127.0.0.1:8080", help="the gateway (default: %(default)s)")
         action.add_argument("--provider", metavar="NAME", help="which provider's (default: the only one)")
         if worker:
@@ -150,10 +148,8 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _flip(args: argparse.Namespace) -> int:
-    _post(args, {"action": "flip", "worker": args.worker})
-    workers = _get(args)[_provider(args, _get(args))]["workers"]
-    role = next((worker["role"] for worker in workers if worker["name"] == args.worker), "gone")
-    print(f"{args.worker} is a {role} worker from the next request on")
+    done = _post(args, {"action": "flip", "worker": args.worker})
+    print(f"{args.worker} is a {done['role']} worker from the next request on")
     return 0
 
 

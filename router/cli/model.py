@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 
-from router.cli.parser import Parser
+from router.cli.parser import Parser, add_command
 
 _LIST = """\
 examples:
@@ -31,11 +32,7 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     group = commands.add_parser("model", help="pull, list and export models", description="Weights on this machine.")
     actions = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, about: str, examples: str) -> Parser:
-        return actions.add_parser(
-            name, parents=[common], help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=examples
-        )
-
+    add = functools.partial(add_command, actions, common)
     listing = add("list", "show the models that can be pulled by name", _LIST)
     listing.set_defaults(run=_list, parser=listing)
     pulling = add("pull", "fetch a model, verify it and keep it", _PULL)

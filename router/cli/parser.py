@@ -44,6 +44,15 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unexpected argument {word!r}")
 
 
+def add_command(
+    actions: argparse._SubParsersAction[Parser], common: Parser, name: str, about: str, examples: str
+) -> Parser:
+    """A command of a group: `about` is its help, and with a capital and a full stop its description."""
+    return actions.add_parser(
+        name, parents=[common], help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=examples
+    )
+
+
 class Version(argparse.Action):
     """Print the installed version and exit; looked up only when asked for."""
 

@@ -6,7 +6,6 @@ Changing takes JSON in the body: a web page in somebody's browser cannot send th
 from __future__ import annotations
 
 import ipaddress
-import json
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from backends.base import BackendError, Managed
 from router.errors import RouterError
-from router.gateway.generate import error_response
+from router.gateway.generate import error_response, parsed
 from router.sdk import Router
 
 _MAX_BODY_BYTES = 4096
@@ -64,10 +63,7 @@ async def _asked(request: Request) -> dict[str, Any]:
         body += piece
         if len(body) > _MAX_BODY_BYTES:
             raise RouterError(f"the body is longer than {_MAX_BODY_BYTES} bytes", status=413)
-    try:
-        asked = json.loads(body)
-    except ValueError as error:
-        raise RouterError(f"the body is not JSON: {error}", status=400) from None
+    asked = parsed(body)
     if not isinstance(asked, dict):
         raise RouterError("the body must be a JSON object", status=400)
     for key, value in asked.items():

@@ -61,15 +61,9 @@ class Generate:
             raise ended
 
     def _read(self, body: bytes, headers: dict[bytes, bytes], request_id: str) -> Incoming:
-        try:
-            parsed = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RouterError(
-                f"the body is not valid JSON ({error}); send a JSON object", status=400, code="invalid_json"
-            ) from None
         return read(
             self._surface,
-            parsed,
+            parsed(body),
             request_id=request_id,
             ttft_ms=_text(headers.get(b"x-slo-ttft-ms")),
             tpot_ms=_text(headers.get(b"x-slo-tpot-ms")),
@@ -144,6 +138,16 @@ def error_response(error: RouterError, request_id: str | None = None) -> JSONRes
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return JSONResponse(error.as_openai(), status_code=error.status, headers=headers)
+
+
+def parsed(body: bytes | bytearray) -> Any:
+    """The JSON in `body`. Raises RouterError (400)."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RouterError(
+            f"the body is not valid JSON ({error}); send a JSON object", status=400, code="invalid_json"
+        ) from None
 
 
 async def _body(receive: Receive) -> bytes:

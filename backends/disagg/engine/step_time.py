@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+
+Coefficients = tuple[float, float, float, float]
+"""a, b, c, d of the model above, in seconds; zeros while nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,11 @@ class StepLoad:
 
     def features(self) -> tuple[float, float, float, float]:
         return (1.0, self.batch, self.context, self.prompt)
+
+
+def predicted(coefficients: SequenceOf[float], load: StepLoad) -> float:
+    """Seconds of a step with `load`; 0 while nothing is known."""
+    return sum(w * x for w, x in zip(coefficients, load.features(), strict=True))
 
 
 class StepTime:
@@ -52,14 +61,13 @@ class StepTime:
         self.ready = True
 
     @property
-    def coefficients(self) -> tuple[float, float, float, float]:
-        """a, b, c, d of the model above, in seconds; zeros while nothing is known."""
+    def coefficients(self) -> Coefficients:
         a, b, c, d = self._w
         return a, b, c, d
 
     def predict(self, load: StepLoad) -> float:
         """Seconds; 0 while nothing is known."""
-        return sum(w * x for w, x in zip(self._w, load.features(), strict=True))
+        return predicted(self._w, load)
 
     def at_worst(self, load: StepLoad) -> float:
         """Seconds that 97 of 100 such steps do not exceed."""

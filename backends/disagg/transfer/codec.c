@@ -12,10 +12,7 @@
  * Both sides must build the same tables: they are made with IEEE's basic operations only, from literals, and this file
  * is compiled without contraction. A decoder believes nothing: every length and index that it reads is checked.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "../engine/native/lanes.h"
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #endif
@@ -88,26 +85,15 @@ __attribute__((constructor)) static void make_tables(void) {
     }
 }
 
-static float bf16(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
-static uint16_t to_bf16(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-static void load(const void *from, int itemsize, long at, int n, float *to) {
+static void load_values(const void *from, int itemsize, long at, int n, float *to) {
     if (itemsize == 4) memcpy(to, (const float *)from + at, 4 * (size_t)n);
     else
-        for (int i = 0; i < n; i++) to[i] = bf16(((const uint16_t *)from)[at + i]);
+        for (int i = 0; i < n; i++) to[i] = bf16_to_float(((const uint16_t *)from)[at + i]);
 }
-static void store(void *to, int itemsize, long at, int n, const float *from) {
+static void store_values(void *to, int itemsize, long at, int n, const float *from) {
     if (itemsize == 4) memcpy((float *)to + at, from, 4 * (size_t)n);
     else
-        for (int i = 0; i < n; i++) ((uint16_t *)to)[at + i] = to_bf16(from[i]);
+        for (int i = 0; i < n; i++) ((uint16_t *)to)[at + i] = float_to_bf16(from[i]);
 }
 
 /* What is written grows upwards in `out`; what is read shrinks. Both stop at the end, and say so. */
@@ -313,11 +299,11 @@ static int encode_int8(const void *const *block, int n, long rows, int dim, int 
             uint8_t *to = put(out, NULL, (size_t)dim + 2);
             float top = 0;
             if (!to) break;
-            load(block[b], itemsize, r * dim, dim, x);
+            load_values(block[b], itemsize, r * dim, dim, x);
             for (int d = 0; d < dim; d++) top = fabsf(x[d]) > top ? fabsf(x[d]) : top;
             if (!(top < 1e38f)) out->full = 1; /* not finite: goes as it is */
-            uint16_t scale = to_bf16(top / 127);
-            float inverse = bf16(scale) > 0 ? 1 / bf16(scale) : 0;
+            uint16_t scale = float_to_bf16(top / 127);
+            float inverse = bf16_to_float(scale) > 0 ? 1 / bf16_to_float(scale) : 0;
             memcpy(to, &scale, 2);
             for (int d = 0; d < dim; d++) {
                 float y = rintf(x[d] * inverse);
@@ -338,8 +324,8 @@ static int decode_int8(void *const *block, int n, long rows, int dim, int itemsi
             uint16_t scale;
             if ((bad = !from)) break;
             memcpy(&scale, from, 2);
-            for (int d = 0; d < dim; d++) x[d] = (float)(int8_t)from[2 + d] * bf16(scale);
-            store(block[b], itemsize, r * dim, dim, x);
+            for (int d = 0; d < dim; d++) x[d] = (float)(int8_t)from[2 + d] * bf16_to_float(scale);
+            store_values(block[b], itemsize, r * dim, dim, x);
         }
     free(x);
     return bad ? -1 : 0;
@@ -387,14 +373,14 @@ static int survey(struct quantized *q, const void *const *block, int n, int head
         for (int d = 0; d < dim; d++) sum[d] = squares[d] = 0;
         for (int b = 0; b < n; b++)
             for (int t = b == 0 ? q->exact : 0; t < q->tokens; t++) {
-                load(block[b], q->itemsize, (g * q->tokens + t) * dim, dim, x);
+                load_values(block[b], q->itemsize, (g * q->tokens + t) * dim, dim, x);
                 for (int d = 0; d < dim; d++) sum[d] += x[d], squares[d] += (double)x[d] * x[d];
             }
         for (int d = 0; d < dim; d++) {
-            uint16_t mean = to_bf16(count ? (float)(sum[d] / count) : 0);
+            uint16_t mean = float_to_bf16(count ? (float)(sum[d] / count) : 0);
             q->mean[g * dim + d] = mean;
             /* around the mean as it is sent */
-            squares[d] = fmax(0, squares[d] - 2 * bf16(mean) * sum[d] + count * (double)bf16(mean) * bf16(mean));
+            squares[d] = fmax(0, squares[d] - 2 * bf16_to_float(mean) * sum[d] + count * (double)bf16_to_float(mean) * bf16_to_float(mean));
             power += squares[d];
         }
         float rms = count ? (float)sqrt(power / count / dim) : 0;
@@ -414,7 +400,7 @@ static int survey(struct quantized *q, const void *const *block, int n, int head
 static int read_channels(const struct quantized *q, long g, float *mean, int *shift, int *half, int *shifted) {
     int wide = 0;
     for (int d = 0; d < q->dim; d++) {
-        mean[d] = bf16(q->mean[g * q->dim + d]);
+        mean[d] = bf16_to_float(q->mean[g * q->dim + d]);
         shift[d] = shift_of(q->spread[g * q->dim + d]), half[d] = shift[d] ? 1 << (shift[d] - 1) : 0;
         if (shift[d]) shifted[wide++] = d;
     }
@@ -433,7 +419,7 @@ static void encode_block(struct quantized *q, const void *block, struct out *out
         for (int t = 0; t < q->tokens; t++) {
             uint8_t *symbol = q->symbol + (g * q->tokens + t) * dim;
             int beyond = 0;
-            load(block, q->itemsize, (g * q->tokens + t) * dim, dim, x);
+            load_values(block, q->itemsize, (g * q->tokens + t) * dim, dim, x);
             for (int d = 0; d < dim; d++) {
                 float y = rintf((x[d] - mean[d]) * inverse);
                 number[d] = (int)(y > 32767 ? 32767 : y < -32767 ? -32767 : y);
@@ -508,7 +494,7 @@ static int decode_block(struct quantized *q, void *block, struct in *in) {
                     escaped += 2, number[d] = value;
                 }
             for (int d = 0; d < dim; d++) x[d] = (float)number[d] * step + mean[d];
-            store(block, q->itemsize, (g * q->tokens + t) * dim, dim, x);
+            store_values(block, q->itemsize, (g * q->tokens + t) * dim, dim, x);
         }
     }
     return 0;

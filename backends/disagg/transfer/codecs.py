@@ -22,6 +22,8 @@ from backends.disagg.engine.kv_cache import KVGeometry
 from backends.disagg.engine.native import build
 
 _SOURCE = Path(__file__).with_name("codec.c")
+_INCLUDED = (Path(build.__file__).with_name("lanes.h"),)
+_FLAGS = ("-ffp-contract=off",)
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -44,7 +46,7 @@ _FINENESS = {Codec.NEAR: 0.1, Codec.SMALL: 0.2}
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    library = build.library("codec", _SOURCE, flags=("-ffp-contract=off",))
+    library = build.library("codec", _SOURCE, _INCLUDED, _FLAGS)
     if library is not None:
         pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
         library.kv_encode.argtypes = [integer, integer, pointer, *([integer] * 6), pointer, pointer, long]

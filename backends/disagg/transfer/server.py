@@ -14,20 +14,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from backends.disagg.engine.kv_cache import KVCache
+from backends.disagg.engine.kv_cache import KVCache, as_bytes
 from backends.disagg.transfer import sockets
 from backends.disagg.transfer.codecs import Codec
 from backends.disagg.transfer.offers import Offer, Reading
 from backends.disagg.transfer.peer import Peer
 from backends.disagg.transfer.wire import Hello
 
+if TYPE_CHECKING:
+    import torch
+
 _MAX_STRANGERS = 32
 """Connections that have not proved anything yet; more are closed at once."""
 
 
 class KVServer:
-    """Serves blocks of `cache` over `transports`. `on_heartbeat(requests)` is called from a peer's thread."""
+    """Serves blocks of `cache` over `listeners`. `on_heartbeat(requests)` is called from a peer's thread."""
 
     def __init__(
         self,
@@ -83,14 +87,15 @@ class KVServer:
                 offer.first_token, offer.done_at = first_token, time.monotonic()
                 self._wake(offer)
 
-    def spill(self, request: int, save: Callable[[], memoryview]) -> bool:
-        """Serve `request` from the copy that `save` makes from now on; False where its blocks are being read."""
+    def spill(self, request: int, blocks: list[int]) -> torch.Tensor | None:
+        """Copy `blocks`, all that `request` has, and serve it from the copy; None where they are being read."""
         with self._lock:
             offer = self._offers.get(request)
             if offer is None or offer.first_token is None or (offer.reading is not None and not offer.reading.landed):
-                return False
-            offer.host = save()
-            return True
+                return None
+            saved = self.cache.save(blocks)
+            offer.host = as_bytes(saved)
+            return saved
 
     def withdraw(self, request: int) -> None:
         """The blocks are about to be freed: nothing of them may be accepted any more."""
