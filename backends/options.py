@@ -35,7 +35,8 @@ class DisaggOptions(_Options):
     """Flip workers between the pools by load."""
     prefill: int = Field(1, ge=1, le=64)
     decode: int = Field(1, ge=1, le=64)
-    transport: Literal["shm", "tcp"] = "shm"
+    transport: Literal["shm", "tcp", "nixl"] = "shm"
+    """How KV crosses. `nixl` (RDMA and others, by UCX) must be installed."""
     kv_codec: Literal["auto", "exact", "raw", "lossless", "int8", "near", "small"] = "auto"
     """How KV goes over the network. `auto`: as it is, or smaller where the link is found to be slow: without loss, or
     with as little as int8's. `exact`: without loss only. Shared memory is always raw."""

@@ -19,6 +19,7 @@ from backends.disagg.leases import Leases
 from backends.disagg.messages import Source, Transferred, WorkerConfig
 from backends.disagg.transfer import sockets
 from backends.disagg.transfer.codecs import available, named
+from backends.disagg.transfer.nixl import Nixl
 from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
 from backends.disagg.transfer.wire import Hello
@@ -45,8 +46,10 @@ class Handover:
         self._spill_tokens = config.spill_tokens
         self._tell = tell
         geometry = engine.geometry
+        incarnation = secrets.token_hex(8)
+        self.nixl = Nixl(incarnation, engine.cache) if config.transport == "nixl" else None
         self.hello = Hello(
-            incarnation=secrets.token_hex(8),
+            incarnation=incarnation,
             host=sockets.host_name(),
             pid=os.getpid(),
             fingerprint=config.fingerprint,
@@ -57,6 +60,8 @@ class Handover:
             dtype=geometry.dtype,
             num_blocks=engine.cache.num_blocks,
             codecs=[int(codec) for codec in available(geometry)],
+            nixl=self.nixl.metadata if self.nixl else b"",
+            base=self.nixl.base if self.nixl else 0,
         )
         listeners = [sockets.listen(config.transport, config.kv_host)]
         self.server = KVServer(
@@ -66,6 +71,7 @@ class Handover:
             listeners,
             lambda requests: tell(Heartbeat(requests)),
             named(config.kv_codec),
+            self.nixl,
         )
         self.pullers: dict[str, Puller] = {}
         """By address."""
@@ -125,6 +131,7 @@ class Handover:
                 incarnation,
                 self._tell,
                 lambda request, reason: self._tell(PullFailed(request, reason)),
+                self.nixl,
             )
         return puller
 
@@ -134,10 +141,9 @@ class Handover:
         if seq is None:
             return None  # aborted meanwhile
         self.engine.scheduler.received(seq, landed.first_token, exact=landed.exact)
-        address = self.sources[seq.id].address
         return Transferred(
             request=landed.pull,
-            transport="shm" if address.startswith("unix:") else "tcp",
+            transport=landed.transport,
             codec=landed.codec,
             bytes=landed.bytes,
             prefill_pid=landed.prefill_pid,

@@ -37,7 +37,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     quantization: Literal["none", "int8", "int4"]
     threads: int
     cpus: list[int] | None
-    transport: Literal["shm", "tcp"]
+    transport: Literal["shm", "tcp", "nixl"]
     kv_host: str
     """The address that others pull KV from over TCP."""
     kv_codec: Literal["auto", "exact", "raw", "lossless", "int8", "near", "small"]

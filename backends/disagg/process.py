@@ -28,6 +28,7 @@ from backends.disagg.messages import (
     decode_to_worker,
     frame,
 )
+from backends.disagg.transfer.nixl import NixlError
 from backends.disagg.worker import Event, Worker
 from backends.models import ModelError, ModelFiles, load_config, load_tokenizer
 from backends.models.weights import load_weights
@@ -126,7 +127,7 @@ def main() -> None:
     try:
         worker = Worker(config, _load(config), control, inbox, lambda: _grammars(config))
     except Exception as error:
-        if isinstance(error, ModelError):
+        if isinstance(error, ModelError | NixlError):
             failed = StartFailed(error.message, error.hint)
         else:
             failed = StartFailed(f"{type(error).__name__}: {error}", None)

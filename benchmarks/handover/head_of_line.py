@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.disagg.cluster import Cluster
+from backends.disagg.transfer.nixl import installed
 from backends.options import DisaggOptions
 from benchmarks.handover.clusters import Prompts, asking, options, running
 from benchmarks.report import progress, spread
@@ -24,6 +25,7 @@ LONG_PROMPT = 1500
 MODES: dict[str, dict[str, Any]] = {
     "split, shm": {"transport": "shm"},
     "split, tcp": {"transport": "tcp"},
+    "split, nixl": {"transport": "nixl"},
     "unified": {"mode": "unified"},
     "unified, not chunked": {"mode": "unified", "prefill_chunk": 2048},
 }
@@ -98,6 +100,9 @@ async def measure(chosen: DisaggOptions, count: int, name: str) -> dict[str, Any
 def run(model: str, quick: bool, dtype: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, changes in MODES.items():
+        if changes.get("transport") == "nixl" and installed() is None:
+            print("split, nixl: not measured, for NIXL is not installed: pip install 'splitroute[nixl]'")
+            continue
         chosen = options(model, dtype=dtype, **changes)
         result[name] = asyncio.run(measure(chosen, 4 if quick else 20, name))
     split, unified = result["split, shm"], result["unified"]

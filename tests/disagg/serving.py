@@ -8,11 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from backends.base import Call, KVTransfer, Surface, Usage
 from backends.disagg.backend import DisaggBackend
 from backends.disagg.cluster import Cluster
 from backends.disagg.handle import WorkerHandle
+from backends.disagg.transfer.nixl import installed
 from backends.options import DisaggOptions
+
+needs_nixl = pytest.mark.skipif(installed() is None, reason="NIXL is not installed: pip install 'splitroute[nixl]'")
 
 LONG = "Tell me what this says. " + "The river runs past the old mill and down to the sea. " * 80
 """About a thousand tokens."""

@@ -45,6 +45,15 @@ async def answer(backend: DisaggBackend, number: int) -> Spoken:
     return await ask(backend, prompt, max_tokens=ANSWER, ignore_eos=True)
 
 
+def speakers(backend: DisaggBackend, tokens: int = 4) -> list[WorkerHandle]:
+    """The decode workers in the middle of an answer, more than `tokens` into it."""
+    return [
+        worker
+        for worker in cluster_of(backend).decode
+        if any(one.serving is worker and len(one.tokens) > tokens for one in worker.active.values())
+    ]
+
+
 async def test_a_killed_decode_workers_answers_go_on_elsewhere_and_no_prompt_is_computed_again(
     split: DisaggBackend,
 ) -> None:
@@ -54,9 +63,8 @@ async def test_a_killed_decode_workers_answers_go_on_elsewhere_and_no_prompt_is_
     cluster = cluster_of(split)
     before = prefilled(split), cluster.recoveries
     speaking = [asyncio.create_task(answer(split, number)) for number in range(3)]
-    victim = cluster.decode[0]
-    await until(lambda: any(len(one.tokens) > 8 for one in victim.active.values()), "it is speaking")
-    os.kill(pid_of(victim), signal.SIGKILL)
+    await until(lambda: bool(speakers(split, 8)), "somebody is speaking")
+    os.kill(pid_of(speakers(split, 8)[0]), signal.SIGKILL)
     assert [spoken.text for spoken in await asyncio.gather(*speaking)] == undisturbed
     assert cluster.recoveries > before[1]
     # The prompts were in the prefix cache: what is computed is their last blocks' rest.
@@ -72,9 +80,8 @@ async def test_where_no_decode_worker_is_left_the_prefill_worker_goes_on_itself(
     cluster = cluster_of(split)
     before = prefilled(split)
     speaking = asyncio.create_task(answer(split, 7))
-    first, second = cluster.decode
-    await until(lambda: any(len(one.tokens) > 4 for one in (*first.active.values(), *second.active.values())), "begun")
-    for worker in (first, second):
+    await until(lambda: bool(speakers(split)), "somebody is speaking")
+    for worker in cluster.decode:
         os.kill(pid_of(worker), signal.SIGKILL)
     assert (await speaking).text == undisturbed
     assert prefilled(split) - before <= 16
@@ -108,12 +115,8 @@ async def test_a_hung_worker_is_killed_and_its_answers_go_on_elsewhere(
     cluster = cluster_of(split)
     watching = asyncio.create_task(cluster._kill_the_silent())
     speaking = asyncio.create_task(answer(split, 10))
-
-    def begun() -> list[WorkerHandle]:
-        return [worker for worker in cluster.decode if any(len(one.tokens) > 4 for one in worker.active.values())]
-
-    await until(lambda: bool(begun()), "it is speaking")
-    os.kill(pid_of(begun()[0]), signal.SIGSTOP)
+    await until(lambda: bool(speakers(split)), "somebody is speaking")
+    os.kill(pid_of(speakers(split)[0]), signal.SIGSTOP)
     assert (await speaking).text == undisturbed
     watching.cancel()
     await everybody_up(split)

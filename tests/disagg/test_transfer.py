@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from backends.disagg.engine.kv_cache import KVCache, KVGeometry
 from backends.disagg.transfer import auth, sockets
+from backends.disagg.transfer.nixl import Nixl
 from backends.disagg.transfer.puller import Landed, Puller
 from backends.disagg.transfer.server import KVServer
 from backends.disagg.transfer.wire import Header, Hello, Kind
+from tests.disagg.serving import needs_nixl
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=8, block_size=16, dtype="bfloat16")
 CPU = torch.device("cpu")
@@ -37,7 +40,15 @@ def hello(**changes: object) -> Hello:
 def serve(transport: str, heard: Callable[[list[int]], None] = print) -> KVServer:
     cache = KVCache(GEOMETRY, 32, CPU)
     cache.data.copy_(torch.randn(cache.data.shape))
-    return KVServer(cache, hello(), SECRET, [sockets.listen(transport)], heard)
+    mine, agent = hello(), None
+    if transport == "nixl":
+        mine, agent = with_nixl(mine, cache)
+    return KVServer(cache, mine, SECRET, [sockets.listen(transport)], heard, nixl=agent)
+
+
+def with_nixl(mine: Hello, cache: KVCache) -> tuple[Hello, Nixl]:
+    agent = Nixl(f"{mine.incarnation}-{secrets.token_hex(4)}", cache)
+    return msgspec.structs.replace(mine, nixl=agent.metadata, base=agent.base), agent
 
 
 @dataclass
@@ -49,16 +60,21 @@ class Side:
     secret: str = SECRET
     incarnation: str = "life-1"
     events: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+    nixl: bool = False
 
     def __post_init__(self) -> None:
+        cache, mine, agent = KVCache(GEOMETRY, 32, CPU), self.mine, None
+        if self.nixl:
+            mine, agent = with_nixl(mine, cache)
         self.puller = Puller(
-            KVCache(GEOMETRY, 32, CPU),
-            self.mine,
+            cache,
+            mine,
             self.secret,
             self.address,
             self.incarnation,
             self.events.put,
             lambda pull, reason: self.events.put((pull, reason)),
+            agent,
         )
 
     def event(self) -> Event:
@@ -86,6 +102,12 @@ class Pair:
     heard: queue.SimpleQueue[list[int]]
 
     @property
+    def transport(self) -> str:
+        if self.side.nixl:
+            return "nixl"
+        return "shm" if self.server.addresses[0].startswith("unix:") else "tcp"
+
+    @property
     def puller(self) -> Puller:
         return self.side.puller
 
@@ -99,11 +121,11 @@ class Pair:
         self.server.done(request, first_token)
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", pytest.param("nixl", marks=needs_nixl)])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     heard: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     server = serve(request.param, heard.put)
-    side = Side(server.addresses[0])
+    side = Side(server.addresses[0], nixl=request.param == "nixl")
     yield Pair(server, side, heard)
     side.puller.close()
     server.close()
@@ -118,6 +140,7 @@ def test_blocks_cross_in_any_order_of_pool_indices_while_the_prompt_is_still_com
     landed = pair.side.landed()
     assert (landed.pull, landed.first_token, landed.exact) == (70, 123, True)
     assert landed.bytes == 3 * GEOMETRY.block_bytes
+    assert landed.transport == pair.transport
     assert torch.equal(pair.side.data[[9, 1, 20]], pair.source[[5, 30, 2]])
     assert pair.side.data[0].count_nonzero() == 0, "no other block was touched"
 
@@ -388,9 +411,10 @@ def relay(
     up.settimeout(None)
 
     def back() -> None:
-        while data := down.recv(65536):
-            heard(data)
-            up.sendall(data)
+        with contextlib.suppress(OSError):
+            while data := down.recv(65536):
+                heard(data)
+                up.sendall(data)
         sockets.shut(up)
 
     threading.Thread(target=back, daemon=True).start()

@@ -24,6 +24,8 @@ class Reading:
     told: bool = False
     """READY has been sent."""
     landed: bool = False
+    unfetched: int = 0
+    """Frames that only named their blocks, and have not been acknowledged."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,15 +15,17 @@ import xxhash
 
 from backends.disagg.transfer import auth, sockets
 from backends.disagg.transfer.codecs import Chooser, Codec, encode
+from backends.disagg.transfer.nixl import POLL_S
 from backends.disagg.transfer.offers import Offer, Reading
-from backends.disagg.transfer.wire import SHARED, Ack, Header, Hello, Kind, Ready, WireError, parse
+from backends.disagg.transfer.wire import NAMED, Ack, Header, Hello, Kind, Ready, WireError, parse
 
 if TYPE_CHECKING:
+    from backends.disagg.transfer.nixl import Nixl
     from backends.disagg.transfer.server import KVServer
 
 log = logging.getLogger("splitroute.transfer")
 
-_FRAME_BYTES = 4 << 20
+FRAME_BYTES = 4 << 20
 """A frame carries about so much KV, and one block at least: while one is sent, the next is encoded."""
 
 
@@ -34,7 +36,11 @@ class Peer:
         self.server = server
         self.connection = connection
         self.shared = connection.family == socket.AF_UNIX
+        self.nixl: Nixl | None = None
+        """Where this peer reads blocks that way."""
         self.outbox: queue.SimpleQueue[tuple[Offer | None, Reading] | None] = queue.SimpleQueue()
+        self._warming = False
+        """It is making its NIXL connection."""
         self._readings: dict[int, tuple[int, Reading]] = {}
         """By the peer's number: what is pulled, and how far it got."""
 
@@ -75,6 +81,10 @@ class Peer:
                 ack = parse(Ack, payload)
                 assert isinstance(ack, Ack)
                 self._chooser.arrived(ack.codec_s, time.monotonic())
+                if (known := self._readings.get(header.request)) is not None:
+                    known[1].unfetched -= 1
+                elif not header.request:
+                    self._warming = False
             case Kind.LANDED | Kind.CANCEL:
                 if (ended := self._readings.pop(header.request, None)) is not None:
                     self.server.ended(*ended)
@@ -100,17 +110,29 @@ class Peer:
             raise WireError(reason)
         usable = [codec for codec in self.server.codecs if codec in theirs.codecs]
         self._chooser = Chooser(usable or [Codec.RAW])
+        if not self.shared and theirs.nixl and mine.nixl:
+            self.nixl = self.server.nixl
+            self._warming = True
         sockets.send_control(connection, Kind.HELLO, msgspec.msgpack.encode(mine))
         if self.shared:
             socket.send_fds(connection, [b"\0"], [self.server.cache.fd])
         connection.settimeout(None)
 
     def _send_all(self) -> None:
-        while (item := self.outbox.get()) is not None:
+        while (item := self._next()) is not None:
             try:
                 self._send_ready(*item)
             except OSError:
                 return  # the reading side notices too, and cleans up
+
+    def _next(self) -> tuple[Offer | None, Reading] | None:
+        """What is to be sent next; until then, what the peer reads over NIXL goes on."""
+        while (nixl := self.nixl) is not None and self.outbox.empty():
+            if not self._warming and not any(reading.unfetched > 0 for _, reading in list(self._readings.values())):
+                break
+            nixl.progress()
+            time.sleep(POLL_S)
+        return self.outbox.get()
 
     def _send_ready(self, offer: Offer | None, reading: Reading) -> None:
         """Send what is ready and unsent of `offer`, and READY or GONE where it is time for it."""
@@ -142,9 +164,9 @@ class Peer:
 
     def _frame_blocks(self) -> int:
         """Blocks in the next frame: one where the link's speed is not known, so that it soon is."""
-        if not self.shared and len(self._chooser.allowed) > 1 and self._chooser.wire_s is None:
+        if not self.shared and self.nixl is None and len(self._chooser.allowed) > 1 and self._chooser.wire_s is None:
             return 1
-        return max(1, _FRAME_BYTES // self.server.cache.geometry.block_bytes)
+        return max(1, FRAME_BYTES // self.server.cache.geometry.block_bytes)
 
     def _send_gone(self, reading: Reading) -> None:
         if reading.landed:
@@ -162,12 +184,13 @@ class Peer:
             views = [cache.block(block) for block in offer.blocks[first:end]]
         else:
             views = [host[at * size : (at + 1) * size] for at in range(first, end)]
-        shared = self.shared and host is None
-        codec, payload = (Codec.RAW, views) if shared else self._encode(views, first)
+        named = (self.shared or self.nixl is not None) and host is None
+        codec, payload = (Codec.RAW, views) if named else self._encode(views, first)
         digest = xxhash.xxh3_64()
         for view in payload:
             digest.update(view)
-        if shared:
+        if named:
+            reading.unfetched += 1
             payload = [memoryview(array("I", offer.blocks[first:end])).cast("B")]
         sent = sum(len(part) for part in payload)
         header = Header(
@@ -180,7 +203,7 @@ class Peer:
             blocks=end - first,
             block_size=geometry.block_size,
             dtype=geometry.dtype,
-            flags=SHARED if shared else 0,
+            flags=NAMED if named else 0,
             payload_bytes=sent,
             checksum=digest.intdigest(),
         )

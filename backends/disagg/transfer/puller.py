@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import select
 import socket
 import threading
 import time
@@ -25,7 +26,9 @@ import xxhash
 from backends.disagg.engine.kv_cache import KVCache
 from backends.disagg.transfer import auth, sockets
 from backends.disagg.transfer.codecs import Codec, decode
-from backends.disagg.transfer.wire import SHARED, Ack, Header, Hello, Kind, Ready, WireError, parse
+from backends.disagg.transfer.nixl import Nixl, NixlError, Reader
+from backends.disagg.transfer.peer import FRAME_BYTES
+from backends.disagg.transfer.wire import NAMED, Ack, Header, Hello, Kind, Ready, WireError, parse
 
 log = logging.getLogger("splitroute.transfer")
 
@@ -37,6 +40,8 @@ class Landed:
     pull: int
     first_token: int
     bytes: int
+    transport: str
+    """`shm`, `tcp` or `nixl`."""
     codec: str
     exact: bool
     """Bit for bit what the prefill worker computed."""
@@ -71,10 +76,13 @@ class Puller:
         incarnation: str,
         on_landed: Callable[[Landed], None],
         on_failed: Callable[[int, str], None],
+        nixl: Nixl | None = None,
     ) -> None:
         self.cache = cache
         self._hello = hello
         self._secret = secret
+        self._nixl = nixl
+        self._reader: Reader | None = None
         self.address = address
         self.incarnation = incarnation
         self._on_landed = on_landed
@@ -154,7 +162,7 @@ class Puller:
                 self._handle(connection, sockets.receive_header(connection))
         except EOFError:
             pass
-        except (WireError, OSError) as error:
+        except (WireError, OSError, NixlError) as error:
             reason = f"the KV transfer failed: {error}"
             log.warning("%s", reason)
         with self._lock:
@@ -164,6 +172,8 @@ class Puller:
         self._theirs = None  # or a dead worker's memory would stay as long as this one lives
         if connection is not None:
             connection.close()
+        if self._reader is not None:
+            self._reader.forget()
         for pull in left:
             self._on_failed(pull, reason)
 
@@ -180,6 +190,12 @@ class Puller:
         self.peer = theirs
         if connection.family == socket.AF_UNIX:
             self._map(connection, theirs)
+        elif self._nixl is not None and theirs.nixl:
+            most = max(1, FRAME_BYTES // self.cache.geometry.block_bytes)
+            self._reader = self._nixl.reader(theirs.nixl, theirs.base, most)
+            # Now, not when the first prompt waits for it: NIXL connects with the first read.
+            self._reader.read([0], lambda: _open(connection))
+            sockets.send_control(connection, Kind.ACK, msgspec.msgpack.encode(Ack(0.0)))
         connection.settimeout(None)
 
     def _map(self, connection: socket.socket, theirs: Hello) -> None:
@@ -216,7 +232,7 @@ class Puller:
             raise WireError(f"a prefill worker does not send {header.kind.name}")
 
     def _take_blocks(self, connection: socket.socket, header: Header) -> None:
-        shared = self._check(header)
+        named = self._check(header)
         pull = self._pulls.get(header.request)
         if pull is None:  # cancelled
             self._skip(connection, header.payload_bytes)
@@ -225,8 +241,8 @@ class Puller:
             raise WireError(f"blocks {header.first_block}+{header.blocks} are not the next of this request")
         mine = pull.blocks[header.first_block : header.first_block + header.blocks]
         started = time.monotonic()
-        if shared:
-            sources = self._shared_blocks(connection, header)
+        if named:
+            sources = self._named_blocks(connection, header)
             received = time.monotonic()
         else:
             payload = self._buffer("received", header.payload_bytes)
@@ -241,12 +257,12 @@ class Puller:
                 if self._pulls.get(header.request) is not pull:
                     return  # cancelled; its blocks are somebody else's
                 np.copyto(self._mine[block], source)
-                if shared:  # what was copied, not what may have become of it since
+                if named:  # what was copied, not what may have become of it since
                     digest.update(self._mine[block])
         with self._lock:
             if self._pulls.get(header.request) is not pull:
                 return
-            if shared and digest.intdigest() != header.checksum:
+            if named and digest.intdigest() != header.checksum:
                 raise WireError(f"checksum mismatch in the KV of pull {header.request}")
             self.cache.land(mine)
             codec_s = time.monotonic() - received
@@ -258,21 +274,25 @@ class Puller:
             self._tell(Kind.ACK, header.request, 0, msgspec.msgpack.encode(Ack(codec_s)))
 
     def _check(self, header: Header) -> bool:
-        """Whether a BLOCKS frame names blocks in shared memory. Raises WireError where it cannot be right."""
+        """Whether a BLOCKS frame only names its blocks. Raises WireError where it cannot be right."""
         geometry = self.cache.geometry
         expected = (geometry.block_size, geometry.dtype, geometry.layers)
         if (header.block_size, header.dtype, header.layers) != expected or header.codec not in self._hello.codecs:
             raise WireError("a BLOCKS frame does not match the handshake")
         if header.fingerprint != int(self.peer.fingerprint, 16):
             raise WireError("a BLOCKS frame is of another model")
-        shared = bool(header.flags & SHARED)
-        if shared and (self._theirs is None or header.codec is not Codec.RAW):
+        named = bool(header.flags & NAMED)
+        if named and (self._transport == "tcp" or header.codec is not Codec.RAW):
             raise WireError("a BLOCKS frame is of another transport than the handshake's")
         most = header.blocks * geometry.block_bytes
-        size = header.blocks * 4 if shared else most if header.codec is Codec.RAW else header.payload_bytes
+        size = header.blocks * 4 if named else most if header.codec is Codec.RAW else header.payload_bytes
         if header.payload_bytes != size or size > most:
             raise WireError(f"{header.blocks} blocks are {size} bytes of payload, not {header.payload_bytes}")
-        return shared
+        return named
+
+    @property
+    def _transport(self) -> str:
+        return "shm" if self._theirs is not None else "nixl" if self._reader is not None else "tcp"
 
     def _decode(self, header: Header, payload: memoryview) -> list[np.ndarray]:
         """The blocks of a frame that was received."""
@@ -291,13 +311,17 @@ class Puller:
             self._buffers[name] = memoryview(bytearray(size))
         return self._buffers[name][:size]
 
-    def _shared_blocks(self, connection: socket.socket, header: Header) -> list[np.ndarray]:
-        assert self._theirs is not None
+    def _named_blocks(self, connection: socket.socket, header: Header) -> list[np.ndarray]:
         theirs = array("I")
         theirs.frombytes(bytes(sockets.receive_bytes(connection, header.payload_bytes)))
-        if max(theirs, default=0) >= len(self._theirs):
-            raise WireError("a BLOCKS frame names a block outside the shared memory")
-        return [self._theirs[index] for index in theirs]
+        if max(theirs, default=0) >= self.peer.num_blocks:
+            raise WireError("a BLOCKS frame names a block outside the peer's cache")
+        if self._theirs is not None:
+            return [self._theirs[index] for index in theirs]
+        assert self._reader is not None
+        if len(theirs) > self._reader.most:
+            raise WireError(f"a BLOCKS frame names {len(theirs)} blocks, more than are read at once")
+        return self._reader.read(theirs, lambda: _open(connection))
 
     @staticmethod
     def _skip(connection: socket.socket, size: int) -> None:
@@ -322,6 +346,7 @@ class Puller:
                 pull=number,
                 first_token=ready.first_token,
                 bytes=pull.bytes,
+                transport=self._transport,
                 codec="+".join(codec.name.lower() for codec in sorted(pull.codecs)) or "raw",
                 exact=all(codec.exact for codec in pull.codecs),
                 prefill_pid=self.peer.pid,
@@ -333,3 +358,13 @@ class Puller:
                 else ready.since_done_s,
             )
         )
+
+
+def _open(connection: socket.socket) -> bool:
+    """Whether the peer still holds its end."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    try:
+        return not poll.poll(0) or bool(connection.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False

@@ -26,6 +26,8 @@ from backends.disagg.transfer.wire import Hello
 if TYPE_CHECKING:
     import torch
 
+    from backends.disagg.transfer.nixl import Nixl
+
 _MAX_STRANGERS = 32
 """Connections that have not proved anything yet; more are closed at once."""
 
@@ -41,8 +43,10 @@ class KVServer:
         listeners: list[tuple[socket.socket, str]],
         on_heartbeat: Callable[[list[int]], None],
         codecs: Sequence[Codec] = (Codec.RAW,),
+        nixl: Nixl | None = None,
     ) -> None:
         """`codecs`: those that may be used, the most faithful first."""
+        self.nixl = nixl
         self.cache = cache
         self.codecs = codecs
         self.hello = hello

@@ -33,7 +33,7 @@ def listen(transport: str, host: str = "127.0.0.1", port: int = 0) -> tuple[sock
 
     On Linux a Unix socket lies in the abstract namespace: it is gone with its process.
     """
-    if transport == "tcp":
+    if transport != "shm":
         listener = socket.create_server((host, port), backlog=64)
         port = listener.getsockname()[1]
         return listener, f"tcp:{host}:{port}"

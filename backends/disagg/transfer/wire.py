@@ -18,10 +18,10 @@ offset size  field
     32    4  block count
     36    4  block size    in tokens
     40    1  dtype         (DTYPES)
-    41    1  flags         (SHARED: the payload names blocks in shared memory)
+    41    1  flags         (NAMED: the payload names blocks that the reader fetches: shared memory, NIXL)
     42    2  reserved, zero
     44    8  payload bytes that follow
-    52    8  xxh3-64 of the payload, or of the KV in shared memory that it names
+    52    8  xxh3-64 of the payload, or of the KV that it names
     60    4  crc32 of the 60 bytes before
 ```
 A reader checks magic, version and header checksum before it believes a length, and lengths are bounded:
@@ -48,7 +48,7 @@ MAX_CONTROL_BYTES = 1 << 20
 MAX_STRANGER_BYTES = 256
 """The same, from a peer that has not proved yet that it knows the cluster's secret."""
 DTYPES = ("float32", "bfloat16", "float16")
-SHARED = 1
+NAMED = 1
 
 _HEADER = struct.Struct("<4sHBBQQHHIIIBBHQQ")
 _CRC = struct.Struct("<I")
@@ -192,6 +192,10 @@ class Hello(msgspec.Struct, frozen=True):
     num_blocks: int
     codecs: list[int]
     """Those that it can decode."""
+    nixl: bytes = b""
+    """Its NIXL agent's metadata, where it is to be used."""
+    base: int = 0
+    """Where its blocks begin, for a NIXL read."""
 
     def mismatch(self, peer: Hello) -> str | None:
         """Why KV of `peer` cannot be used here, with both sides named; None where it can."""
