@@ -177,7 +177,13 @@ class Managed(Protocol):
     """A backend whose workers may be changed while it serves."""
 
     async def manage(
-        self, action: str, worker: str | None = None, role: str | None = None, *, now: bool = False
+        self,
+        action: str,
+        worker: str | None = None,
+        role: str | None = None,
+        address: str | None = None,
+        *,
+        now: bool = False,
     ) -> dict[str, Any]:
         """`action` is add, drain, undrain, remove or flip. Raises BackendError (400, 404, 409)."""
 

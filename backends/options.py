@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class _Options(BaseModel):
@@ -21,8 +22,25 @@ class OpenAIOptions(_Options):
     connect_timeout_ms: int = Field(5000, gt=0)
 
 
+class RemoteWorker(_Options):
+    """A worker on another host, where `splitroute worker` keeps it."""
+
+    role: Literal["prefill", "decode", "unified"]
+    address: str = Field(pattern=r"^[^\s:]+(:\d{1,5})?$|^\[[0-9a-fA-F:]+\](:\d{1,5})?$")
+    """`HOST:PORT`."""
+
+
+class TLSOptions(_Options):
+    """PEM files for what crosses between hosts: control and KV."""
+
+    ca: Path
+    """Whose certificates the others must have, for the address that they are reached at."""
+    cert: Path
+    key: Path
+
+
 class DisaggOptions(_Options):
-    """The bundled prefill/decode cluster on this host."""
+    """The bundled prefill/decode cluster: processes of this host, and workers on others."""
 
     model: str
     """A name from `splitroute model list`, a path to an HF folder or a .gguf file, or a Hub id `org/name`."""
@@ -33,8 +51,16 @@ class DisaggOptions(_Options):
     both pools have somebody."""
     planner: bool = False
     """Flip workers between the pools by load."""
-    prefill: int = Field(1, ge=1, le=64)
-    decode: int = Field(1, ge=1, le=64)
+    prefill: int = Field(1, ge=0, le=64)
+    decode: int = Field(1, ge=0, le=64)
+    """How many of each on this host."""
+    workers: tuple[RemoteWorker, ...] = ()
+    """Those on other hosts."""
+    secret: SecretStr | None = Field(None, min_length=16)
+    """What every host of the cluster must know."""
+    tls: TLSOptions | None = None
+    kv_host: str | None = None
+    """This host's address, for others that pull KV from it; None finds out."""
     transport: Literal["shm", "tcp", "nixl"] = "shm"
     """How KV crosses. `nixl` (RDMA and others, by UCX) must be installed."""
     kv_codec: Literal["auto", "exact", "raw", "lossless", "int8", "near", "small"] = "auto"
@@ -65,6 +91,23 @@ class DisaggOptions(_Options):
     pin: bool = False
     """Pin each worker to its own cores (Linux)."""
     start_timeout_s: float = Field(120.0, gt=0)
+
+    @model_validator(mode="after")
+    def _somebody_in_every_pool(self) -> DisaggOptions:
+        pools = {"prefill": self.prefill, "decode": self.decode} if self.mode == "split" else {"unified": self.decode}
+        for worker in self.workers:
+            if worker.role not in pools:
+                raise ValueError(f"workers: mode {self.mode} has no {worker.role} workers, only {' and '.join(pools)}")
+            pools[worker.role] += 1
+        for role, count in pools.items():
+            if not count:
+                setting = "decode" if role == "unified" else role
+                raise ValueError(f"there would be no {role} worker: set {setting} to 1, or name one in workers")
+        if self.workers and self.secret is None:
+            raise ValueError("workers on other hosts join with a secret: set secret to ${NAME}, the same on every host")
+        if self.tls is not None and self.transport == "nixl":
+            raise ValueError("tls does not cover NIXL's reads: take transport tcp, or leave tls out")
+        return self
 
 
 PROVIDER_OPTIONS: dict[str, type[BaseModel]] = {"openai": OpenAIOptions, "disagg": DisaggOptions}

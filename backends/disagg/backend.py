@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +15,11 @@ from backends.disagg.choice import Choice
 from backends.disagg.cluster import Cluster
 from backends.disagg.generation import Generation
 from backends.disagg.grammars import check_grammar, grammar_of
-from backends.disagg.messages import Role, Sampling, WorkerConfig
+from backends.disagg.messages import Sampling
 from backends.disagg.refusals import unsupported
 from backends.disagg.reply import DisaggReply
 from backends.disagg.request import chat_messages, completion_prompt, parse_request
+from backends.disagg.roster import Roster
 from backends.disagg.status import described, samples
 from backends.disagg.tools import parse_tools
 from backends.models import (
@@ -35,9 +34,6 @@ from backends.models import (
 )
 from backends.options import DisaggOptions
 
-LEASE_S = 60.0
-"""How long a prompt's KV is kept for a decode worker that is not heard of."""
-
 
 class DisaggBackend:
     """One model on its own workers. `start` loads it; nothing is read or spawned before."""
@@ -46,6 +42,7 @@ class DisaggBackend:
         self.name = name
         self.options = options
         self._cluster: Cluster | None = None
+        self._roster: Roster | None = None
         self._tokenizer: Tokenizer | None = None
         self._context = 0
 
@@ -76,9 +73,8 @@ class DisaggBackend:
             )
         self._context = min(wanted, self.options.kv_tokens)
         adaptive = self.options.disaggregate == "adaptive"
-        cluster = Cluster(
-            *worker_configs(self.options, files, mark, self._context), adaptive=adaptive, planner=self.options.planner
-        )
+        self._roster = Roster(self.options, files, mark, self._context)
+        cluster = Cluster(self._roster.workers(), adaptive=adaptive, planner=self.options.planner)
         await cluster.start(self.options.start_timeout_s)
         self._cluster = cluster
 
@@ -189,12 +185,18 @@ class DisaggBackend:
         return Health(ok, detail)
 
     async def manage(
-        self, action: str, worker: str | None = None, role: str | None = None, *, now: bool = False
+        self,
+        action: str,
+        worker: str | None = None,
+        role: str | None = None,
+        address: str | None = None,
+        *,
+        now: bool = False,
     ) -> dict[str, Any]:
         """Change the cluster while it serves: see `changes`. Raises BackendError."""
-        if self._cluster is None:
+        if self._cluster is None or self._roster is None:
             raise BackendError(f"provider {self.name} is not running", status=503)
-        return await change(self._cluster, action, worker, role, now=now)
+        return await change(self._cluster, self._roster, action, worker, role, address, now=now)
 
     def samples(self) -> list[Sample]:
         return [] if self._cluster is None else samples(self._cluster)
@@ -203,46 +205,3 @@ class DisaggBackend:
 def _read(model: str) -> tuple[ModelFiles, ModelConfig, str, Tokenizer]:
     files = resolve(model, pull_missing=True)
     return files, load_config(files), fingerprint(files), load_tokenizer(files)
-
-
-def worker_configs(
-    options: DisaggOptions, files: ModelFiles, mark: str, context: int
-) -> tuple[list[WorkerConfig], list[WorkerConfig]]:
-    """The prefill and decode workers `options` asks for, with the machine's cores divided among them."""
-    split = options.mode == "split"
-    roles: list[tuple[str, Role]] = [(f"prefill-{i}", "prefill") for i in range(options.prefill if split else 0)]
-    decode_role: Role = "decode" if split else "unified"
-    roles += [(f"{decode_role}-{i}", decode_role) for i in range(options.decode)]
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores: list[int] = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
-    threads = options.threads or max(1, len(cores) // len(roles))
-    secret = secrets.token_hex(16)
-    configs = [
-        WorkerConfig(
-            name=name,
-            role=role,
-            model=files.name,
-            model_path=str(files.path),
-            model_kind=files.kind,
-            fingerprint=mark,
-            device=options.device,
-            dtype=options.dtype,
-            block_size=options.block_size,
-            kv_tokens=options.kv_tokens,
-            max_model_len=context,
-            max_batch=options.max_batch,
-            prefill_chunk=options.prefill_chunk,
-            prefix_cache=options.prefix_cache,
-            quantization=options.quantization,
-            threads=threads,
-            cpus=[cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None,
-            transport=options.transport,
-            kv_host="127.0.0.1",
-            kv_codec=options.kv_codec,
-            secret=secret,
-            lease_s=LEASE_S,
-            spill_tokens=options.kv_tokens if options.spill_tokens is None else options.spill_tokens,
-        )
-        for index, (name, role) in enumerate(roles)
-    ]
-    return [c for c in configs if c.role == "prefill"], [c for c in configs if c.role != "prefill"]

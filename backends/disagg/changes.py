@@ -6,13 +6,13 @@ what it is given, so a flip takes effect with the next request and ends nobody's
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
+from typing import Any, cast
 
 from backends.base import BackendError
 from backends.disagg.cluster import Cluster
 from backends.disagg.handle import WorkerHandle
+from backends.disagg.messages import Role
+from backends.disagg.roster import Roster, free_name
 
 _ROLES = ("prefill", "decode")
 
@@ -50,17 +50,15 @@ def flip(cluster: Cluster, name: str) -> str:
     return worker.role
 
 
-async def add(cluster: Cluster, role: str) -> str:
-    """Start one more worker like those that are there, and wait until it serves; its name. Raises BackendError."""
+async def add(cluster: Cluster, roster: Roster, role: str, address: str | None = None) -> str:
+    """Start one more worker, here or behind the node at `address`, and wait until it serves; its name. Raises
+    BackendError."""
     roles = sorted({worker.role for worker in cluster.workers} | set(_ROLES if cluster.prefill else ()))
     if role not in roles:
         raise BackendError(f"role {role!r} is none of this cluster's: {', '.join(roles)}", status=400, param="role")
-    names = {worker.name for worker in cluster.workers}
-    name = next(f"{role}-{number}" for number in range(len(names) + 1) if f"{role}-{number}" not in names)
-    like = cluster.workers[0].config
-    worker = WorkerHandle(msgspec.structs.replace(like, name=name, role=role, cpus=None))
+    worker = roster.another(free_name(cast(Role, role), cluster.workers), cast(Role, role), address)
     await cluster.adopt(worker)
-    return name
+    return worker.name
 
 
 async def remove(cluster: Cluster, name: str, *, now: bool = False) -> None:
@@ -75,11 +73,18 @@ async def remove(cluster: Cluster, name: str, *, now: bool = False) -> None:
 
 
 async def change(
-    cluster: Cluster, action: str, worker: str | None, role: str | None, *, now: bool = False
+    cluster: Cluster,
+    roster: Roster,
+    action: str,
+    worker: str | None,
+    role: str | None,
+    address: str | None,
+    *,
+    now: bool = False,
 ) -> dict[str, Any]:
     """One of these, by name. Raises BackendError."""
     if action == "add":
-        return {"added": await add(cluster, role or "decode")}
+        return {"added": await add(cluster, roster, role or "decode", address)}
     if worker is None:
         raise BackendError(f"{action} needs the name of a worker", status=400, param="worker")
     match action:

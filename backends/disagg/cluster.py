@@ -17,6 +17,7 @@ import msgspec
 
 from backends.base import BackendError, Goals, KVTransfer
 from backends.disagg.engine.blocks import prefix_keys
+from backends.disagg.engine.step_time import pairs
 from backends.disagg.generation import Generation, Kept
 from backends.disagg.handle import WorkerHandle
 from backends.disagg.messages import (
@@ -35,7 +36,6 @@ from backends.disagg.messages import (
     TokenOut,
     Tokens,
     Transferred,
-    WorkerConfig,
 )
 from backends.disagg.planner import LOOK_EVERY_S, Planner
 from backends.disagg.pools import NotPossible, Pools
@@ -57,10 +57,8 @@ seconds, and between any two steps."""
 class Cluster:
     """A prefill pool and a decode pool, or a pool of unified workers (`prefill` empty)."""
 
-    def __init__(
-        self, prefill: list[WorkerConfig], decode: list[WorkerConfig], *, adaptive: bool = False, planner: bool = False
-    ) -> None:
-        self.pools = Pools([WorkerHandle(config) for config in (*prefill, *decode)], adaptive=adaptive)
+    def __init__(self, workers: list[WorkerHandle], *, adaptive: bool = False, planner: bool = False) -> None:
+        self.pools = Pools(workers, adaptive=adaptive)
         self.recoveries = 0
         """Times that a request went on elsewhere because a worker was lost."""
         self._planning = planner
@@ -81,8 +79,9 @@ class Cluster:
         return self.pools.of("decode", "unified")
 
     async def start(self, timeout_s: float) -> None:
-        """Start every worker; all are up, or none is left. Raises BackendError."""
-        spawning = [asyncio.create_task(worker.spawn()) for worker in self.workers]
+        """Start every worker. All are up then, or none is left and BackendError is raised; only those on other hosts
+        may be missing, of which others of their pool take the place until they come."""
+        spawning = [asyncio.create_task(self._begin(worker)) for worker in self.workers]
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*spawning)
@@ -99,11 +98,21 @@ class Cluster:
                 ) from None
             raise
         for worker in self.workers:
-            self.introduce(worker)
+            if worker.up:
+                self.introduce(worker)
         self._tasks = {worker: asyncio.create_task(self._watch(worker)) for worker in self.workers}
         self._tasks["silent"] = asyncio.create_task(self._kill_the_silent())
         if self._planning:
             self._tasks["planner"] = asyncio.create_task(self._plan())
+
+    async def _begin(self, worker: WorkerHandle) -> None:
+        try:
+            await worker.spawn()
+        except BackendError as error:
+            pool = self.pools.of(worker.role)
+            if worker.address is None or all(other.address is not None for other in pool):
+                raise
+            log.error("%s", error.message)
 
     async def aclose(self) -> None:
         """Stop every worker and fail what they were serving. Safe to call twice."""
@@ -141,8 +150,8 @@ class Cluster:
         generation.landed = False
         if place.prefill is not None:
             assert place.prefill.started is not None
-            started = place.prefill.started
-            generation.kept = Kept(place.prefill, Source(started.addresses[0], started.incarnation, submit.request))
+            address, started = place.prefill.reached_from(place.decode), place.prefill.started
+            generation.kept = Kept(place.prefill, Source(address, started.incarnation, submit.request))
             handed = msgspec.structs.replace(submit, hand_over=True, replay=[], tpot_s=None)
             self._give(place.prefill, generation, handed)
             submit = msgspec.structs.replace(submit, request=self._number(), source=generation.kept.source)
@@ -157,7 +166,8 @@ class Cluster:
         if host is not None:
             generation.serving = host
             generation.placement += f"; {host.name} took it over"
-            self._give(host, generation, self._message(generation, source=kept.source))
+            source = msgspec.structs.replace(kept.source, address=kept.worker.reached_from(host))
+            self._give(host, generation, self._message(generation, source=source))
             return
         generation.serving = kept.worker
         generation.kept = None
@@ -189,15 +199,18 @@ class Cluster:
     def _expect(self, generation: Generation, worker: WorkerHandle) -> None:
         tokens = len(generation.prompt_ids) - self.pools.cached_tokens(worker, generation)
         worker.expect(generation.keys)
+        computing = pairs(len(generation.prompt_ids) - tokens, tokens)
         worker.prompt_backlog += tokens
-        generation.computing = (worker, tokens)
+        worker.backlog_pairs += computing
+        generation.computing = (worker, tokens, computing)
 
     def _settle(self, generation: Generation) -> None:
         """The prompt of `generation` is computed, or never will be."""
         if generation.computing is not None:
-            worker, tokens = generation.computing
+            worker, tokens, computing = generation.computing
             generation.computing = None
             worker.prompt_backlog = max(0, worker.prompt_backlog - tokens)
+            worker.backlog_pairs = max(0.0, worker.backlog_pairs - computing)
             worker.expect_no_more(generation.keys)
 
     def end(self, generation: Generation) -> None:
@@ -248,15 +261,14 @@ class Cluster:
         failures = 0
         while True:
             try:
-                while True:
+                while worker.up:
                     self._handle(worker, await worker.receive())
                     failures = 0
             except EOFError:
-                pass
-            worker.started = None
-            self._lost(worker, f"{worker.name} died")
-            how = await worker.buried()
-            log.error("%s died (%s)", worker.name, how)
+                worker.started = None
+                self._lost(worker, f"{worker.name} died")
+                how = await worker.buried()
+                log.error("%s died (%s)", worker.name, how)
             while not worker.up:
                 await asyncio.sleep(_RESTART_DELAYS_S[min(failures, len(_RESTART_DELAYS_S) - 1)])
                 failures += 1
@@ -275,7 +287,7 @@ class Cluster:
         for other in self.workers:
             for source, target in ((worker, other), (other, worker)):
                 if source is not target and source.role == "prefill" and source.started and target.up:
-                    target.send(Meet(source.started.addresses[0], source.started.incarnation))
+                    target.send(Meet(source.reached_from(target), source.started.incarnation))
 
     def _lost(self, worker: WorkerHandle, reason: str) -> None:
         """`worker` is gone, and with it what it computed and kept."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
-import sys
 
 import msgspec
 
 from backends.base import BackendError
+from backends.disagg.engine.step_time import UNKNOWN, Coefficients
 from backends.disagg.generation import Generation
+from backends.disagg.lives import Life, LocalLife
 from backends.disagg.messages import (
     LENGTH,
     FromWorker,
@@ -19,26 +17,23 @@ from backends.disagg.messages import (
     Started,
     StartFailed,
     State,
-    Stop,
     WorkerConfig,
     decode_from_worker,
     frame,
 )
 
-_STOP_GRACE_S = 5.0
-
 
 class WorkerHandle:
     """A slot for a worker. Its process comes and goes; its role may change while it serves."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, life: Life | None = None, address: str | None = None) -> None:
         self.config = config
+        self.life = life or LocalLife()
+        self.address = address
+        """Where its node is; None for a process of this host."""
         self.role: Role = config.role
-        self.wrapper: tuple[str, ...] = ()
-        """A command to start the process with, such as `numactl -N 1`."""
         self.draining = False
         """It gets nothing new."""
-        self.process: asyncio.subprocess.Process | None = None
         self.started: Started | None = None
         self.state: State | None = None
         self.heard_at = 0.0
@@ -47,6 +42,8 @@ class WorkerHandle:
         """What it serves, and what it keeps the KV of, by the number it was given."""
         self.prompt_backlog = 0
         """Prompt tokens given to this worker whose first token is not there yet."""
+        self.backlog_pairs = 0.0
+        """What attention has to compute for them: `engine.step_time.pairs`."""
         self.cached: set[bytes] = set()
         """Keys of the prompt blocks it holds."""
         self._coming: dict[bytes, int] = {}
@@ -69,10 +66,10 @@ class WorkerHandle:
         return self.up and not self.draining
 
     @property
-    def step(self) -> tuple[float, float, float, float]:
+    def step(self) -> Coefficients:
         """How long its steps take: see `engine.step_time`; zeros while it is down."""
         known = self.state or self.started
-        return known.step if known else (0.0, 0.0, 0.0, 0.0)
+        return known.step if known else UNKNOWN
 
     @property
     def decoding(self) -> int:
@@ -93,29 +90,12 @@ class WorkerHandle:
 
     async def spawn(self) -> None:
         """Start the process and wait until its model is loaded. Raises BackendError saying why not."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            environment = {**os.environ, "OMP_NUM_THREADS": str(self.config.threads)}
-            self.process = await asyncio.create_subprocess_exec(
-                *self.wrapper,
-                sys.executable,
-                "-m",
-                "backends.disagg.process",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                env=environment,
-            )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self.send(self.config)
+        self._reader, self._writer = await self.life.begin(self.config)
         try:
             first = await self.receive()
         except EOFError:
-            code = await self.process.wait()
             raise BackendError(
-                f"{self.name} died while it started ({describe_exit(code)})",
+                f"{self.name} died while it started ({await self.life.ended()})",
                 status=503,
                 hint="its last words are on stderr above; is there enough memory for the model?",
             ) from None
@@ -141,36 +121,30 @@ class WorkerHandle:
 
     async def buried(self) -> str:
         """How its process ended; what is known of it is forgotten."""
-        assert self.process is not None
         self._prefilled_before, self._replayed_before = self.prefilled_tokens, self.replayed_tokens
         self.started = self.state = None
         self.cached.clear()
         self._coming.clear()
-        self.prompt_backlog = 0
+        self.prompt_backlog, self.backlog_pairs = 0, 0.0
         self.close_connection()
-        return describe_exit(await self.process.wait())
+        return await self.life.ended()
 
     def kill(self) -> None:
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+        self.life.kill()
 
     async def stop(self) -> None:
         """Ask it to exit, wait, and kill it where it does not; one that is still starting cannot hear."""
         was_up, self.started = self.up, None
-        if self.process is None:
-            return
-        if was_up:
-            self.send(Stop())
-        else:
-            self.kill()
         try:
-            await asyncio.wait_for(self.process.wait(), _STOP_GRACE_S)
-        except TimeoutError:
-            self.kill()
-            await self.process.wait()
+            await self.life.stop(self._writer if was_up else None)
         finally:
             self.close_connection()
+
+    def reached_from(self, other: WorkerHandle) -> str:
+        """The address at which `other` pulls KV from this one, which is up."""
+        assert self.started is not None
+        here = self.address is None and other.address is None
+        return self.started.addresses[0 if here else -1]
 
     def close_connection(self) -> None:
         if self._writer is not None:
@@ -198,7 +172,3 @@ class WorkerHandle:
                 self._coming[key] = left
             else:
                 self._coming.pop(key, None)
-
-
-def describe_exit(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

@@ -17,6 +17,7 @@ from backends.disagg.engine.scheduler import Chunk
 from backends.disagg.engine.sequence import Sequence
 from backends.disagg.leases import Leases
 from backends.disagg.messages import Source, Transferred, WorkerConfig
+from backends.disagg.tls import client_context, server_context
 from backends.disagg.transfer import sockets
 from backends.disagg.transfer.codecs import available, named
 from backends.disagg.transfer.nixl import Nixl
@@ -63,7 +64,10 @@ class Handover:
             nixl=self.nixl.metadata if self.nixl else b"",
             base=self.nixl.base if self.nixl else 0,
         )
-        listeners = [sockets.listen(config.transport, config.kv_host)]
+        listeners = [sockets.listen(config.transport, config.kv_host or "127.0.0.1", config.kv_port)]
+        if config.transport == "shm" and config.kv_host:  # for those who are elsewhere
+            listeners.append(sockets.listen("tcp", config.kv_host, config.kv_port))
+        self._tls = None if config.tls is None else client_context(config.tls.ca)
         self.server = KVServer(
             engine.cache,
             self.hello,
@@ -72,6 +76,7 @@ class Handover:
             lambda requests: tell(Heartbeat(requests)),
             named(config.kv_codec),
             self.nixl,
+            None if config.tls is None else server_context(config.tls.cert, config.tls.key),
         )
         self.pullers: dict[str, Puller] = {}
         """By address."""
@@ -132,8 +137,15 @@ class Handover:
                 self._tell,
                 lambda request, reason: self._tell(PullFailed(request, reason)),
                 self.nixl,
+                self._tls,
             )
         return puller
+
+    def reset(self) -> None:
+        """No request is left, and whom KV was pulled from may be of no cluster of this worker's any more."""
+        for puller in self.pullers.values():
+            puller.close()
+        self.pullers.clear()
 
     def landed(self, landed: Landed) -> Transferred | None:
         """KV has arrived: its sequence may go on. What there is to say of it; None where nobody wants it any more."""

@@ -1,7 +1,8 @@
 """What coordinator and workers say to each other: msgpack structs behind a four-byte length.
 
-Each worker has one socket pair with the coordinator, inherited at start: no name, no port, nobody else can
-connect, and its end-of-file is how either learns that the other has died.
+A worker has one socket pair with its coordinator, inherited at start: no name, no port, nobody else can connect, and
+its end-of-file is how either learns that the other has died. On another host its node (`node`) holds that end, and
+passes frames between it and the coordinator's connection (`control`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 64 << 20
 
 Role = Literal["prefill", "decode", "unified"]
+
+
+class TLSFiles(msgspec.Struct, frozen=True):
+    """Paths of PEM files: what this side shows (`cert`, `key`), and whom it believes (`ca`)."""
+
+    cert: str
+    key: str
+    ca: str
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
@@ -39,11 +48,14 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     cpus: list[int] | None
     transport: Literal["shm", "tcp", "nixl"]
     kv_host: str
-    """The address that others pull KV from over TCP."""
+    """The address that workers on other hosts pull KV from; empty where there are none."""
+    kv_port: int
+    """0 takes any."""
     kv_codec: Literal["auto", "exact", "raw", "lossless", "int8", "near", "small"]
     secret: str
     lease_s: float
     spill_tokens: int
+    tls: TLSFiles | None = None
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -113,6 +125,10 @@ class Meet(msgspec.Struct, frozen=True, tag=True):
     incarnation: str
 
 
+class Reset(msgspec.Struct, frozen=True, tag=True):
+    """Another coordinator has taken this worker over: forget every request, and say Started again."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Exit cleanly."""
 
@@ -130,7 +146,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """Of KV."""
     dtype: str
     runner: str
-    step: tuple[float, float, float, float]
+    step: tuple[float, float, float, float, float]
     """`engine.step_time.StepTime.coefficients`."""
 
 
@@ -195,7 +211,7 @@ class State(msgspec.Struct, frozen=True, tag=True):
     replayed_tokens: int
     context: int
     """KV tokens of the sequences that decode."""
-    step: tuple[float, float, float, float]
+    step: tuple[float, float, float, float, float]
 
 
 class Cached(msgspec.Struct, frozen=True, tag=True):
@@ -205,7 +221,7 @@ class Cached(msgspec.Struct, frozen=True, tag=True):
     removed: list[bytes]
 
 
-ToWorker = Submit | Resume | Abort | Meet | Stop
+ToWorker = Submit | Resume | Abort | Meet | Reset | Stop
 FromWorker = Started | StartFailed | Tokens | Transferred | Failed | Cached | State
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -33,6 +33,7 @@ def _worker(worker: WorkerHandle) -> dict[str, Any]:
     return {
         "name": worker.name,
         "role": worker.role,
+        "address": worker.address,
         "pid": started.pid if started else None,
         "state": "down" if started is None else "draining" if worker.draining else "up",
         "active": len(worker.active),

@@ -25,6 +25,7 @@ from backends.disagg.messages import (
     Cached,
     Failed,
     Meet,
+    Reset,
     Resume,
     Started,
     State,
@@ -55,7 +56,7 @@ class _Compiled(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-Event = Submit | Resume | Abort | Meet | Stop | HandoverEvent | _Compiled
+Event = Submit | Resume | Abort | Meet | Reset | Stop | HandoverEvent | _Compiled
 
 
 class Worker:
@@ -88,6 +89,20 @@ class Worker:
 
     def run(self) -> None:
         """Serve until told to stop."""
+        self.introduce()
+        idle = True
+        while not self.stopping:
+            self.take_messages(wait=idle)
+            for request in self.handover.keep_leases(time.monotonic()):
+                log.warning("the lease of request %d's KV has ended; it is freed", request)
+                self.drop(request)
+            self.handover.make_room()
+            result = self.engine.step()
+            idle = result.idle
+            self.report(result)
+            self.report_state(idle)
+
+    def introduce(self) -> None:
         self.say(
             Started(
                 pid=os.getpid(),
@@ -101,17 +116,19 @@ class Worker:
                 step=self.engine.scheduler.step_time.coefficients,
             )
         )
-        idle = True
-        while not self.stopping:
-            self.take_messages(wait=idle)
-            for request in self.handover.keep_leases(time.monotonic()):
-                log.warning("the lease of request %d's KV has ended; it is freed", request)
-                self.drop(request)
-            self.handover.make_room()
-            result = self.engine.step()
-            idle = result.idle
-            self.report(result)
-            self.report_state(idle)
+
+    def reset(self) -> None:
+        """Be as after the start, but for the prompts' prefixes that are still in the cache."""
+        for request in [*self.compiling, *self.engine.scheduler.sequences]:
+            self.drop(request)
+        self.handover.reset()
+        self.prefilled_tokens = self.replayed_tokens = 0
+        self._last_state = (0.0, None)
+        self.introduce()
+        pool = self.engine.scheduler.pool
+        if pool.changes is not None:
+            pool.changes.clear()
+            self.say(Cached(pool.keys(), []))
 
     def say(self, message: msgspec.Struct) -> None:
         try:
@@ -148,6 +165,8 @@ class Worker:
                     self.say(Failed(request, reason, kv_lost=True))
             case Meet(address, incarnation):
                 self.handover.puller_of(address, incarnation)
+            case Reset():
+                self.reset()
             case Stop():
                 self.stopping = True
             case Landed():

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from backends.base import Goals
-from backends.disagg.backend import worker_configs
 from backends.disagg.cluster import NO_GOALS, Cluster
 from backends.disagg.generation import Generation
 from backends.disagg.messages import Sampling
+from backends.disagg.roster import Roster
 from backends.models import fingerprint, load_config, load_tokenizer, resolve
 from backends.options import DisaggOptions
 
@@ -24,7 +24,7 @@ async def running(
     files = resolve(options.model, pull_missing=True)
     context = min(load_config(files).max_position_embeddings, options.kv_tokens)
     adaptive = options.disaggregate == "adaptive"
-    cluster = Cluster(*worker_configs(options, files, fingerprint(files), context), adaptive=adaptive)
+    cluster = Cluster(Roster(options, files, fingerprint(files), context).workers(), adaptive=adaptive)
     prepare(cluster)
     await cluster.start(options.start_timeout_s)
     try:

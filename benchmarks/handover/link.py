@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from backends.disagg.cluster import Cluster
+from backends.disagg.lives import LocalLife
 from benchmarks.handover.clusters import Prompts, asking, options, running
 from benchmarks.report import percentile, progress
 
@@ -70,7 +71,7 @@ def _apart(cluster: Cluster) -> None:
         worker.config = msgspec.structs.replace(worker.config, kv_host=_OUTSIDE)
     for worker in cluster.decode:
         worker.config = msgspec.structs.replace(worker.config, kv_host=_INSIDE, prefix_cache=False)
-        worker.wrapper = ("ip", "netns", "exec", _NAMESPACE)
+        worker.life = LocalLife(("ip", "netns", "exec", _NAMESPACE))
 
 
 async def measure(model: str, codec: str, rounds: int, prompts: Prompts) -> dict[str, Any]:

@@ -16,6 +16,7 @@ examples:
 _ADD = """\
 examples:
   splitroute cluster add --role decode               one more decode worker; waits until it serves
+  splitroute cluster add --role decode --address 10.0.0.5:7101   behind `splitroute worker` on another host
 """
 _DRAIN = """\
 examples:
@@ -53,6 +54,7 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     status.set_defaults(run=_status, parser=status)
     adding = add("add", "start one more worker", _ADD, worker=False)
     adding.add_argument("--role", choices=("prefill", "decode", "unified"), required=True)
+    adding.add_argument("--address", metavar="HOST:PORT", help="where `splitroute worker` waits (default: this host)")
     adding.set_defaults(run=_add, parser=adding)
     drain = add("drain", "give a worker nothing new", _DRAIN)
     drain.add_argument("--undo", action="store_true", help="give it requests again")
@@ -126,8 +128,9 @@ def _transfers_table(transfers: list[dict[str, Any]]) -> Any:
 def _add(args: argparse.Namespace) -> int:
     from router.cli.console import err
 
+    where = {} if args.address is None else {"address": args.address}
     with err().status(f"starting a {args.role} worker"):
-        done = _post(args, {"action": "add", "role": args.role})
+        done = _post(args, {"action": "add", "role": args.role, **where})
     print(f"{done['added']} serves")
     return 0
 

@@ -17,7 +17,7 @@ from router.gateway.generate import error_response, parsed
 from router.sdk import Router
 
 _MAX_BODY_BYTES = 4096
-_KEYS = {"action": str, "worker": str, "role": str, "now": bool}
+_KEYS = {"action": str, "worker": str, "role": str, "address": str, "now": bool}
 
 
 class ClusterEndpoint:
@@ -45,7 +45,11 @@ class ClusterEndpoint:
                 raise RouterError(f"no provider {name!r} whose workers can be changed; there are {known}", status=404)
             asked = await _asked(request)
             done = await managed[name].manage(
-                asked.get("action", ""), asked.get("worker"), asked.get("role"), now=asked.get("now", False)
+                asked.get("action", ""),
+                asked.get("worker"),
+                asked.get("role"),
+                asked.get("address"),
+                now=asked.get("now", False),
             )
         except RouterError as error:
             return error_response(error)

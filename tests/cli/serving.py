@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +18,11 @@ COMMAND = str(Path(sys.executable).with_name("splitroute"))
 
 @dataclass
 class Running:
-    """`splitroute up`, serving."""
+    """`splitroute up` or `splitroute worker`, serving."""
 
     process: subprocess.Popen[str]
     url: str
+    """Of a worker, its address."""
     output: list[str] = field(default_factory=list)
 
     def workers(self) -> list[psutil.Process]:
@@ -32,11 +33,20 @@ class Running:
         ]
 
 
+def up(*arguments: str, env: dict[str, str] | None = None) -> AbstractContextManager[Running]:
+    """A gateway until the end of the block; whatever is left then is killed."""
+    return _serving(r"serving (http://\S+)/v1", "up", "--port", "0", *arguments, env=env)
+
+
+def worker(*arguments: str, env: dict[str, str] | None = None) -> AbstractContextManager[Running]:
+    """The same for a worker that waits for a gateway on another host."""
+    return _serving(r"listening on (\S+) for", "worker", "--host", "127.0.0.1", *arguments, env=env)
+
+
 @contextmanager
-def up(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Running]:
-    """Serve until the end of the block; whatever is left then is killed."""
+def _serving(ready_line: str, *words: str, env: dict[str, str] | None) -> Iterator[Running]:
     process = subprocess.Popen(
-        [COMMAND, "up", "--port", "0", *arguments],
+        [COMMAND, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -49,7 +59,7 @@ def up(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Running]:
         assert process.stdout is not None
         for line in process.stdout:
             running.output.append(line)
-            if found := re.search(r"serving (http://\S+)/v1", line):
+            if found := re.search(ready_line, line):
                 running.url = found[1]
                 ready.set()
         ready.set()

@@ -14,9 +14,10 @@ import pytest_asyncio
 
 from backends.base import BackendError, Call
 from backends.disagg import handle as handles
-from backends.disagg.backend import DisaggBackend, worker_configs
+from backends.disagg.backend import DisaggBackend
 from backends.disagg.cluster import Cluster
 from backends.disagg.messages import Sampling, Submit
+from backends.disagg.roster import Roster
 from backends.models import ModelFiles, fingerprint, load_tokenizer
 from backends.options import DisaggOptions
 from tests.disagg.serving import LONG, all_blocks_free, ask, cluster_of, pid_of, started, until
@@ -227,8 +228,9 @@ async def test_more_requests_than_memory_all_get_their_answers(smollm2: ModelFil
 async def test_kv_that_nobody_takes_is_freed_when_its_lease_ends(smollm2: ModelFiles) -> None:
     """vllm#46283, vllm#58222, sglang#39428"""
     options = DisaggOptions(model="smollm2-135m", kv_tokens=2048)
-    prefill, decode = worker_configs(options, smollm2, fingerprint(smollm2), 2048)
-    cluster = Cluster([msgspec.structs.replace(config, lease_s=3.0) for config in prefill], decode)
+    workers = Roster(options, smollm2, fingerprint(smollm2), 2048).workers()
+    workers[0].config = msgspec.structs.replace(workers[0].config, lease_s=3.0)
+    cluster = Cluster(workers)
     await cluster.start(options.start_timeout_s)
     try:
         (worker,) = cluster.prefill
@@ -248,10 +250,10 @@ async def test_what_one_side_refuses_is_refused_with_its_status_and_freed_on_the
 ) -> None:
     """vllm#41269, sglang#9726, vllm-ascend#12166: a prompt that fits one side's memory and not the other's."""
     options = DisaggOptions(model="smollm2-135m", kv_tokens=2048, threads=1)
-    prefill, decode = worker_configs(options, smollm2, fingerprint(smollm2), 2048)
-    pools = {"prefill": prefill, "decode": decode}
-    pools[small] = [msgspec.structs.replace(config, kv_tokens=128) for config in pools[small]]
-    cluster = Cluster(pools["prefill"], pools["decode"])
+    cluster = Cluster(Roster(options, smollm2, fingerprint(smollm2), 2048).workers())
+    for worker in cluster.workers:
+        if worker.role == small:
+            worker.config = msgspec.structs.replace(worker.config, kv_tokens=128)
     await cluster.start(options.start_timeout_s)
     try:
         generation = cluster.submit(list(range(100, 600)), Sampling(8, 0.0, 1.0, 0, []))

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from backends.disagg.backend import worker_configs
 from backends.disagg.cluster import Cluster
 from backends.disagg.messages import Sampling
+from backends.disagg.roster import Roster
 from backends.models import ModelFiles, fingerprint, load_config
 from backends.options import DisaggOptions
 from tests.disagg.reference import BLOCK, LENGTHS, NEW_TOKENS, answers, prompts
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 
 async def generate(files: ModelFiles, asked: list[list[int]], options: DisaggOptions) -> list[list[int]]:
     """Every prompt at once, on a cluster of its own."""
-    cluster = Cluster(*worker_configs(options, files, fingerprint(files), 4096))
+    cluster = Cluster(Roster(options, files, fingerprint(files), 4096).workers())
     await cluster.start(options.start_timeout_s)
     config = load_config(files)
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from backends.disagg.tls import TLSConnection
 from backends.disagg.transfer import auth, sockets
 from backends.disagg.transfer.codecs import Chooser, Codec, encode
 from backends.disagg.transfer.nixl import POLL_S
 from backends.disagg.transfer.offers import Offer, Reading
+from backends.disagg.transfer.sockets import Connection
 from backends.disagg.transfer.wire import NAMED, Ack, Header, Hello, Kind, Ready, WireError, parse
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class Peer:
 
     def __init__(self, server: KVServer, connection: socket.socket) -> None:
         self.server = server
-        self.connection = connection
+        self.connection: Connection = connection
         self.shared = connection.family == socket.AF_UNIX
         self.nixl: Nixl | None = None
         """Where this peer reads blocks that way."""
@@ -96,12 +98,17 @@ class Peer:
                 raise WireError(f"a decode worker does not send {header.kind.name}")
 
     def _shake_hands(self) -> None:
-        connection, mine = self.connection, self.server.hello
+        raw, mine = self.connection, self.server.hello
+        assert isinstance(raw, socket.socket)
         until = time.monotonic() + sockets.HANDSHAKE_TIMEOUT_S
         if not self.shared:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not sockets.same_user(connection):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.server.tls is not None:
+                raw.settimeout(sockets.HANDSHAKE_TIMEOUT_S)
+                self.connection = TLSConnection(raw, self.server.tls)
+        elif not sockets.same_user(raw):
             raise WireError("a process of another user connected")
+        connection = self.connection
         auth.challenge(connection, self.server.secret, until)
         theirs = parse(Hello, sockets.receive_control(connection, Kind.HELLO, until=until))
         assert isinstance(theirs, Hello)
@@ -115,7 +122,7 @@ class Peer:
             self._warming = True
         sockets.send_control(connection, Kind.HELLO, msgspec.msgpack.encode(mine))
         if self.shared:
-            socket.send_fds(connection, [b"\0"], [self.server.cache.fd])
+            socket.send_fds(raw, [b"\0"], [self.server.cache.fd])
         connection.settimeout(None)
 
     def _send_all(self) -> None:

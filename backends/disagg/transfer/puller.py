@@ -13,6 +13,7 @@ import mmap
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from array import array
@@ -28,6 +29,7 @@ from backends.disagg.transfer import auth, sockets
 from backends.disagg.transfer.codecs import Codec, decode
 from backends.disagg.transfer.nixl import Nixl, NixlError, Reader
 from backends.disagg.transfer.peer import FRAME_BYTES
+from backends.disagg.transfer.sockets import Connection
 from backends.disagg.transfer.wire import NAMED, Ack, Header, Hello, Kind, Ready, WireError, parse
 
 log = logging.getLogger("splitroute.transfer")
@@ -77,11 +79,13 @@ class Puller:
         on_landed: Callable[[Landed], None],
         on_failed: Callable[[int, str], None],
         nixl: Nixl | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.cache = cache
         self._hello = hello
         self._secret = secret
         self._nixl = nixl
+        self._tls = tls
         self._reader: Reader | None = None
         self.address = address
         self.incarnation = incarnation
@@ -91,7 +95,7 @@ class Puller:
         self._pulls: dict[int, _Pull] = {}
         self.closed = False
         """The connection has ended; a new Puller may reach the same address."""
-        self._connection: socket.socket | None = None
+        self._connection: Connection | None = None
         self._why = "the connection to the prefill worker is closed"
         self._unsent: list[tuple[Kind, int, int, bytes]] = []
         """What to say once the connection is there."""
@@ -148,9 +152,9 @@ class Puller:
 
     def _run(self) -> None:
         reason = "the prefill worker went away"
-        connection: socket.socket | None = None
+        connection: Connection | None = None
         try:
-            connection = sockets.connect(self.address)
+            connection = sockets.connect(self.address, self._tls)
             self._shake_hands(connection)
             with self._lock:
                 self._connection = connection
@@ -177,7 +181,7 @@ class Puller:
         for pull in left:
             self._on_failed(pull, reason)
 
-    def _shake_hands(self, connection: socket.socket) -> None:
+    def _shake_hands(self, connection: Connection) -> None:
         until = time.monotonic() + sockets.HANDSHAKE_TIMEOUT_S
         auth.prove_to_listener(connection, self._secret, until)
         sockets.send_control(connection, Kind.HELLO, msgspec.msgpack.encode(self._hello))
@@ -188,7 +192,9 @@ class Puller:
         if theirs.incarnation != self.incarnation:
             raise WireError("the prefill worker was started again: what it held is gone")
         self.peer = theirs
-        if connection.family == socket.AF_UNIX:
+        if not isinstance(connection, socket.socket):
+            pass
+        elif connection.family == socket.AF_UNIX:
             self._map(connection, theirs)
         elif self._nixl is not None and theirs.nixl:
             most = max(1, FRAME_BYTES // self.cache.geometry.block_bytes)
@@ -214,7 +220,7 @@ class Puller:
             os.close(fds[0])
         self._theirs = np.frombuffer(shared, dtype=np.uint8).reshape(theirs.num_blocks, -1)
 
-    def _handle(self, connection: socket.socket, header: Header) -> None:
+    def _handle(self, connection: Connection, header: Header) -> None:
         if header.kind is Kind.BLOCKS:
             self._take_blocks(connection, header)
             return
@@ -231,7 +237,7 @@ class Puller:
         else:
             raise WireError(f"a prefill worker does not send {header.kind.name}")
 
-    def _take_blocks(self, connection: socket.socket, header: Header) -> None:
+    def _take_blocks(self, connection: Connection, header: Header) -> None:
         named = self._check(header)
         pull = self._pulls.get(header.request)
         if pull is None:  # cancelled
@@ -311,20 +317,20 @@ class Puller:
             self._buffers[name] = memoryview(bytearray(size))
         return self._buffers[name][:size]
 
-    def _named_blocks(self, connection: socket.socket, header: Header) -> list[np.ndarray]:
+    def _named_blocks(self, connection: Connection, header: Header) -> list[np.ndarray]:
         theirs = array("I")
         theirs.frombytes(bytes(sockets.receive_bytes(connection, header.payload_bytes)))
         if max(theirs, default=0) >= self.peer.num_blocks:
             raise WireError("a BLOCKS frame names a block outside the peer's cache")
         if self._theirs is not None:
             return [self._theirs[index] for index in theirs]
-        assert self._reader is not None
+        assert self._reader is not None and isinstance(connection, socket.socket)
         if len(theirs) > self._reader.most:
             raise WireError(f"a BLOCKS frame names {len(theirs)} blocks, more than are read at once")
         return self._reader.read(theirs, lambda: _open(connection))
 
     @staticmethod
-    def _skip(connection: socket.socket, size: int) -> None:
+    def _skip(connection: Connection, size: int) -> None:
         scrap = memoryview(bytearray(min(size, 1 << 20)))
         while size:
             part = scrap[: min(size, len(scrap))]

@@ -10,6 +10,7 @@ so what a decode worker accepts was never overwritten while it was read.
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -44,9 +45,11 @@ class KVServer:
         on_heartbeat: Callable[[list[int]], None],
         codecs: Sequence[Codec] = (Codec.RAW,),
         nixl: Nixl | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`codecs`: those that may be used, the most faithful first."""
         self.nixl = nixl
+        self.tls = tls
         self.cache = cache
         self.codecs = codecs
         self.hello = hello

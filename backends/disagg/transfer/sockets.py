@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import secrets
 import socket
+import ssl
 import struct
 import sys
 import tempfile
@@ -14,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterable
 
+from backends.disagg.tls import TLSConnection
 from backends.disagg.transfer.wire import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
@@ -24,6 +27,8 @@ from backends.disagg.transfer.wire import (
     decode_header,
 )
 
+Connection = socket.socket | TLSConnection
+
 HANDSHAKE_TIMEOUT_S = 10.0
 _MAX_IOVECS = 512
 
@@ -31,12 +36,18 @@ _MAX_IOVECS = 512
 def listen(transport: str, host: str = "127.0.0.1", port: int = 0) -> tuple[socket.socket, str]:
     """A listening socket and the address a peer passes to `connect`: `unix:NAME` or `tcp:HOST:PORT`.
 
-    On Linux a Unix socket lies in the abstract namespace: it is gone with its process.
+    Where `host` is a name for this machine that only others know, it listens on every address. On Linux a Unix socket
+    lies in the abstract namespace: it is gone with its process. Raises OSError.
     """
     if transport != "shm":
-        listener = socket.create_server((host, port), backlog=64)
-        port = listener.getsockname()[1]
-        return listener, f"tcp:{host}:{port}"
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=64)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            listener = socket.create_server(("", port), backlog=64)
+        return listener, f"tcp:{host}:{listener.getsockname()[1]}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if sys.platform == "linux":
         name = f"@splitroute-{secrets.token_hex(12)}"
@@ -47,7 +58,7 @@ def listen(transport: str, host: str = "127.0.0.1", port: int = 0) -> tuple[sock
     return listener, f"unix:{name}"
 
 
-def connect(address: str) -> socket.socket:
+def connect(address: str, tls: ssl.SSLContext | None = None) -> Connection:
     """Connect to an address `listen` gave. Raises OSError."""
     kind, _, rest = address.partition(":")
     if kind == "unix":
@@ -58,7 +69,13 @@ def connect(address: str) -> socket.socket:
     host, _, port = rest.rpartition(":")
     peer = socket.create_connection((host, int(port)), timeout=HANDSHAKE_TIMEOUT_S)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return peer
+    if tls is None:
+        return peer
+    try:
+        return TLSConnection(peer, tls, server_name=host)
+    except OSError:
+        peer.close()
+        raise
 
 
 @functools.cache
@@ -80,7 +97,7 @@ def same_user(peer: socket.socket) -> bool:
     return uid == os.getuid()
 
 
-def send(peer: socket.socket, header: Header, payload: Iterable[bytes | memoryview] = ()) -> None:
+def send(peer: Connection, header: Header, payload: Iterable[bytes | memoryview] = ()) -> None:
     """Write a whole frame; `header.payload_bytes` must be the payload's length. Raises OSError."""
     parts = [memoryview(header.encode()), *(memoryview(part) for part in payload)]
     at = 0
@@ -93,12 +110,12 @@ def send(peer: socket.socket, header: Header, payload: Iterable[bytes | memoryvi
             parts[at] = parts[at][sent:]
 
 
-def send_control(peer: socket.socket, kind: Kind, payload: bytes = b"", *, request: int = 0) -> None:
+def send_control(peer: Connection, kind: Kind, payload: bytes = b"", *, request: int = 0) -> None:
     """Write a frame that carries no KV."""
     send(peer, Header(kind, request=request, payload_bytes=len(payload)), (payload,) if payload else ())
 
 
-def receive_into(peer: socket.socket, view: memoryview, until: float | None = None) -> None:
+def receive_into(peer: Connection, view: memoryview, until: float | None = None) -> None:
     """Fill `view`, by `until` (as `time.monotonic`) where given. Raises EOFError where the peer closed before, and
     TimeoutError, however the bytes trickle in."""
     while len(view):
@@ -110,13 +127,13 @@ def receive_into(peer: socket.socket, view: memoryview, until: float | None = No
         view = view[count:]
 
 
-def receive_bytes(peer: socket.socket, count: int, until: float | None = None) -> bytearray:
+def receive_bytes(peer: Connection, count: int, until: float | None = None) -> bytearray:
     data = bytearray(count)
     receive_into(peer, memoryview(data), until)
     return data
 
 
-def receive_header(peer: socket.socket, until: float | None = None, *, stranger: bool = False) -> Header:
+def receive_header(peer: Connection, until: float | None = None, *, stranger: bool = False) -> Header:
     """The next frame's header. Raises WireError, EOFError or OSError."""
     header = decode_header(receive_bytes(peer, HEADER_BYTES, until))
     most = MAX_STRANGER_BYTES if stranger else MAX_CONTROL_BYTES
@@ -126,7 +143,7 @@ def receive_header(peer: socket.socket, until: float | None = None, *, stranger:
 
 
 def receive_control(
-    peer: socket.socket, expected: Kind, *, until: float | None = None, stranger: bool = False
+    peer: Connection, expected: Kind, *, until: float | None = None, stranger: bool = False
 ) -> bytearray:
     """The payload of the next frame, which must be of kind `expected`. A refusal becomes a WireError."""
     header = receive_header(peer, until, stranger=stranger)
@@ -140,7 +157,7 @@ def receive_control(
     return payload
 
 
-def shut(peer: socket.socket) -> None:
+def shut(peer: Connection) -> None:
     """End a connection, or a wait for one, from whatever thread: whoever is blocked on it wakes."""
     with contextlib.suppress(OSError):
         peer.shutdown(socket.SHUT_RDWR)
