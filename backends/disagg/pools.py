@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from backends.base import KVTransfer
-from backends.disagg.engine.step_time import StepLoad, predicted
+from backends.disagg.engine.step_time import StepLoad, compute_s, predicted, prompt_s
 from backends.disagg.generation import Generation
 from backends.disagg.handle import WorkerHandle
 from backends.disagg.messages import Role
@@ -107,6 +107,7 @@ class Pools:
             step=worker.step,
             chunk=worker.config.prefill_chunk,
             backlog=worker.prompt_backlog,
+            backlog_pairs=worker.backlog_pairs,
             decoding=worker.decoding,
             context=state.context if state else 0,
             uncached=len(generation.prompt_ids) - self.cached_tokens(worker, generation),
@@ -128,7 +129,7 @@ class Pools:
                 Pressure(
                     name=worker.name,
                     role=worker.role,
-                    wait_s=worker.prompt_backlog * worker.step[3],
+                    wait_s=compute_s(worker.step, worker.prompt_backlog, worker.backlog_pairs),
                     slowdown=step / lone if lone else 1.0,
                     busy=len(worker.active),
                 )
@@ -143,7 +144,7 @@ class Pools:
         if pair is None:
             fastest = _FASTEST["unix" if transfer.transport == "shm" else "tcp"]
             pair = self.pairs[source, target] = PairSpeed(fastest)
-        hidden_s = len(generation.prompt_ids) * source.step[3]
+        hidden_s = prompt_s(source.step, 0, len(generation.prompt_ids))
         busy_s = transfer.wire_s + transfer.codec_s
         if not pair.observe(transfer.bytes, busy_s, transfer.exposed_s, hidden_s):
             return

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.disagg.engine.step_time import UNKNOWN
 from backends.disagg.leases import Leases
 from backends.disagg.placement import Asked, Load, Place, choose
 from backends.disagg.planner import Planner, Pressure
 from backends.disagg.transfers import ALARM_S, PairSpeed
 
-STEP = (0.014, 0.0005, 0.000002, 0.001)
+STEP = (0.014, 0.0005, 0.000002, 0.001, 0.0)
 """14 ms a step, 0.5 ms a stream, 2 µs a token of context, 1 ms a prompt token: about what one core gives SmolLM2."""
 TOKEN_BYTES = 23_040
 SHARED = PairSpeed(4e9)
@@ -21,7 +22,7 @@ SLOW = PairSpeed(1.25e6)
 
 
 def load(worker: str, uncached: int, *, backlog: int = 0, decoding: int = 0) -> Load[str]:
-    return Load(worker, STEP, 512, backlog, decoding, decoding * 300, uncached)
+    return Load(worker, STEP, 512, backlog, 0.0, decoding, decoding * 300, uncached)
 
 
 def asked(prompt: int, max_tokens: int = 200, ttft_s: float | None = None, tpot_s: float | None = None) -> Asked:
@@ -49,6 +50,31 @@ def test_a_prefix_draws_a_prompt_to_the_worker_that_has_it() -> None:
     loads = [load("p0", 1500), load("p1", 40), load("p2", 1500)]
     went = choose(asked(1500), loads, [load("d", 1500, decoding=4)], {}, SHARED, local=True)
     assert went.prefill == "p1"
+
+
+def test_no_prompt_is_left_beside_streams_whose_promise_has_no_time_for_it() -> None:
+    """A worker begins none there: eight tokens would wait until a stream is done."""
+    streams = load("d", 8, decoding=4)
+    assert place(asked(8, tpot_s=0.100), load("p", 8, backlog=400), streams).prefill is None
+    assert place(asked(8, tpot_s=0.020), load("p", 8, backlog=400), streams).prefill == "p"
+
+
+def test_long_prompts_take_longer_than_their_tokens_do_alone() -> None:
+    """Attention: each token looks at all before it."""
+    step = (0.014, 0.0005, 0.000002, 0.001, 0.0000005)
+    places = [
+        choose(
+            asked(tokens),
+            [Load("p", step, 512, 0, 0.0, 0, 0, tokens)],
+            [load("d", tokens, decoding=4)],
+            {},
+            SHARED,
+            local=False,
+        )
+        for tokens in (1000, 2000)
+    ]
+    assert places[0].ttft_s == pytest.approx(1.25 + 1000 / 512 * 0.014)
+    assert places[1].ttft_s == pytest.approx(3.0 + 2000 / 512 * 0.014)
 
 
 def test_a_short_prompt_is_not_sent_over_a_slow_link() -> None:
@@ -88,7 +114,7 @@ def test_an_alarm_on_one_pair_sends_requests_by_another() -> None:
 
 
 def test_alike_workers_share_the_streams_though_they_were_measured_a_little_different() -> None:
-    fast = Load("d0", (0.0095, 0.0009, 0.00001, 0.001), 512, 0, 3, 900, 500)
+    fast = Load("d0", (0.0095, 0.0009, 0.00001, 0.001, 0.0), 512, 0, 0.0, 3, 900, 500)
     went = choose(asked(500), [load("p", 500)], [fast, load("d1", 500)], {}, SHARED, local=False)
     assert went.decode == "d1"
 
@@ -105,9 +131,9 @@ def test_every_request_gets_a_place(
     prompt: int, backlogs: list[int], decoding: list[int], tpot_s: float | None, known: bool, local: bool
 ) -> None:
     """Whatever the loads, and though nothing is known yet of anybody's speed."""
-    step = STEP if known else (0.0, 0.0, 0.0, 0.0)
-    prefill = [Load(f"p{i}", step, 512, backlog, 0, 0, prompt) for i, backlog in enumerate(backlogs)]
-    decode = [Load(f"d{i}", step, 512, 0, count, count * 100, prompt) for i, count in enumerate(decoding)]
+    step = STEP if known else UNKNOWN
+    prefill = [Load(f"p{i}", step, 512, backlog, 0.0, 0, 0, prompt) for i, backlog in enumerate(backlogs)]
+    decode = [Load(f"d{i}", step, 512, 0, 0.0, count, count * 100, prompt) for i, count in enumerate(decoding)]
     went = choose(asked(prompt, tpot_s=tpot_s), prefill, decode, {}, SHARED, local=local)
     assert went.decode in {one.worker for one in (*decode, *(prefill if local else ()))}
     assert went.prefill in {None, *(one.worker for one in prefill)}

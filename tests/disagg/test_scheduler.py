@@ -247,6 +247,30 @@ def test_a_worker_that_computes_no_prompts_leaves_no_time_for_them() -> None:
     assert 4 <= len(step.decode) <= 9
 
 
+def test_a_prompt_that_must_wait_for_time_lets_received_sequences_pass_but_not_for_ever() -> None:
+    sched = scheduler(blocks=1000, max_batch=40, grain=16, block_size=16, chunk=16)
+    sched.step_time.fit(LINEAR)
+    sched.add(Sequence(0, [1] * 8, SamplingParams(max_tokens=2000), remote_kv=True, tpot_s=0.021))
+    sched.add(Sequence(1, [2] * 8, SamplingParams(max_tokens=2000), remote_kv=True, tpot_s=0.021))
+    late = Sequence(2, [3] * 64, SamplingParams(max_tokens=4), tpot_s=0.021, deadline=1.0)
+    begun: list[int] = []
+    for number in range(3, 60):
+        step = sched.schedule()
+        carry_out(sched, step)
+        for seq in step.receive:
+            begun.append(seq.id)
+            sched.received(seq, 1)
+        if number == 3:
+            sched.add(late)
+        sched.add(Sequence(number, [4] * 8, SamplingParams(max_tokens=2), remote_kv=True, tpot_s=0.021, deadline=2.0))
+    assert late.status is Status.WAITING and 4 <= len(begun) <= 2 + 2 * 4
+    for id in (0, 1):
+        sched.finish(sched.sequences[id])
+    for _ in range(8):
+        sched.schedule_and_carry_out()
+    assert late.status is not Status.WAITING, "it is the next to begin"
+
+
 def test_without_promises_the_batch_grows_to_its_limit() -> None:
     sched = scheduler(blocks=1000, max_batch=40, grain=4)
     sched.step_time.fit(LINEAR)

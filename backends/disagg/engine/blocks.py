@@ -54,6 +54,10 @@ class BlockPool:
         """Blocks that can be found by a key, owned or not."""
         return len(self._block_of)
 
+    def keys(self) -> list[Key]:
+        """Those of all that can be found."""
+        return list(self._block_of)
+
     def blocks_for(self, tokens: int) -> int:
         """How many blocks hold `tokens` tokens."""
         return -(-tokens // self.block_size)

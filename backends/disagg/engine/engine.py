@@ -66,6 +66,10 @@ class StepResult:
     """Nothing was done and nothing can be until a sequence is added, received or freed."""
 
 
+_GRAIN = 4
+"""Prompts may be cut at any multiple of so many tokens where the runner computes the same wherever they are cut."""
+
+
 class Engine:
     """Not thread-safe: one thread calls everything (another may write into blocks of receiving sequences)."""
 
@@ -110,7 +114,7 @@ class Engine:
             BlockPool(num_blocks, config.block_size),
             max_batch=config.max_batch,
             prefill_chunk=config.prefill_chunk,
-            grain=config.block_size if self.runner.exact else config.prefill_chunk,
+            grain=_GRAIN if self.runner.exact else config.prefill_chunk,
             prefix_cache=config.prefix_cache,
         )
 

@@ -44,12 +44,13 @@ class Promises:
             chosen.add(seq)
         return [seq for seq in running if seq in chosen]
 
-    def prompt_tokens(self, decode: SequenceOf[Sequence], most: int) -> int:
-        """How many prompt tokens, `most` at most, may be computed beside `decode`."""
+    def prompt_tokens(self, decode: SequenceOf[Sequence], most: int, start: int) -> int:
+        """How many tokens, `most` at most, of a prompt of which `start` are computed may be computed beside
+        `decode`."""
         limit = self.limit(decode)
         if limit is None:
             return most
-        return min(most, self.step_time.prompt_tokens_within(limit, decode_load(decode)))
+        return min(most, self.step_time.prompt_tokens_within(limit, decode_load(decode), start))
 
     def room_for(self, newcomer: Sequence, members: SequenceOf[Sequence], chunk: int) -> bool:
         """Whether `newcomer` can join `members` and every promise, its own too, be kept, with `chunk` prompt tokens

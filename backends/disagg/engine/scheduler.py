@@ -22,7 +22,12 @@ from dataclasses import dataclass, field, replace
 from backends.disagg.engine.blocks import BlockPool, Key, prefix_keys
 from backends.disagg.engine.promises import PATIENCE_STEPS, Promises, decode_load
 from backends.disagg.engine.sequence import Sequence, Status
-from backends.disagg.engine.step_time import StepLoad, StepTime
+from backends.disagg.engine.step_time import StepLoad, StepTime, pairs
+
+LEAST_CHUNK = 8
+"""Prompt tokens that every step must have time for, beside those that decode, or no more prompts are begun."""
+_MOST_PASSING = 4
+"""How many sequences received from elsewhere pass a prompt that waits for such time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Scheduler:
         """Held until now. They go by way of host memory, like those swapped out, and so find room for what follows."""
         self.short_of = 0
         """Blocks that the last step lacked to let the next sequence in, or one that runs go on."""
+        self._least_chunk = min(pool.block_size, max(LEAST_CHUNK, self.grain))
         self._share_grain = math.lcm(self.grain, pool.block_size)
         self._claims: dict[Key, Sequence] = {}
         """Prefixes that are being computed right now, and by whom: who needs one waits for it."""
@@ -225,7 +231,8 @@ class Scheduler:
         if not step.swap_out:
             self._swap_in(step)
         step.decode = self._promises.choose(self.running)
-        budget = self._promises.prompt_tokens(step.decode, self.prefill_chunk)
+        start = self.prefilling[0].computed if self.prefilling else 0
+        budget = self._promises.prompt_tokens(step.decode, self.prefill_chunk, start)
         if self._steps - self._prefilled_at >= PATIENCE_STEPS:
             budget = max(budget, self.grain)
         for seq in list(self.prefilling):
@@ -239,7 +246,11 @@ class Scheduler:
     @staticmethod
     def load_of(step: Step) -> StepLoad:
         """What `StepTime` wants to know of `step`."""
-        return replace(decode_load(step.decode), prompt=sum(chunk.length for chunk in step.prefill))
+        return replace(
+            decode_load(step.decode),
+            prompt=sum(chunk.length for chunk in step.prefill),
+            pairs=sum(pairs(chunk.start, chunk.length) for chunk in step.prefill),
+        )
 
     # --- room ----------------------------------------------------------------------------------------
 
@@ -279,24 +290,30 @@ class Scheduler:
         """Begin as many waiting sequences with a deadline `before` as fit; what is left of the budget.
 
         One that waits for a prefix lets others pass; the first that does not fit lets nobody pass, so that the
-        large and the strict get their turn. Those swapped out come first.
+        large and the strict get their turn. But where only time is missing to compute its prompt, those whose
+        prompts were computed elsewhere need not wait for that: a number of them pass. Those swapped out come first.
         """
         if self.swapped or not self.waiting:
             return budget
         passed: list[Sequence] = []
+        untimely: Sequence | None = None
         in_flight = [*self.prefilling, *self.receiving, *self.running]
         while self.waiting and len(passed) < self.max_batch and len(in_flight) < self.max_batch:
             seq = self.waiting[0]
             if seq.deadline >= before or (budget <= 0 and not seq.remote_kv):
                 break
-            shared = self._shared_prefix(seq)
+            shared = None if untimely is not None and not seq.remote_kv else self._shared_prefix(seq)
             if shared is None:
                 passed.append(self.waiting.pop(0))
                 continue
             # Where no prompt is computed beside them, those that decode need not leave time for one.
-            chunk = 0 if seq.remote_kv and not self.prefilling else self.pool.block_size
+            chunk = 0 if seq.remote_kv and not self.prefilling else self._least_chunk
             if not self._promises.room_for(seq, in_flight, chunk):
-                break
+                if seq.remote_kv or seq.passed_by >= _MOST_PASSING:
+                    break
+                untimely = seq
+                passed.append(self.waiting.pop(0))
+                continue
             self.pool.share(shared)  # first, or making room could evict them
             blocks = self._take(self.pool.blocks_for(seq.known_len + 1) - len(shared))
             if blocks is None:
@@ -307,6 +324,8 @@ class Scheduler:
             seq.blocks = shared + blocks
             seq.cached = seq.computed = len(shared) * self.pool.block_size
             if seq.remote_kv:
+                if untimely is not None:
+                    untimely.passed_by += 1
                 seq.status = Status.RECEIVING
                 self.receiving.add(seq)
                 step.receive.append(seq)

@@ -122,6 +122,8 @@ class Sequence:
     """`prefix_keys` of the prompt, where its blocks may be shared."""
     decoded_at: int = 0
     """The scheduler's step in which it last got a token."""
+    passed_by: int = 0
+    """How many that came later began before it."""
     grammar: Constraint | None = None
     """What the answer must look like."""
     host_kv: object = None

@@ -8,14 +8,15 @@ from backends.disagg.engine.blocks import BlockPool
 from backends.disagg.engine.runner import Runner
 from backends.disagg.engine.scheduler import Chunk, Step
 from backends.disagg.engine.sequence import SamplingParams, Sequence
-from backends.disagg.engine.step_time import StepLoad
+from backends.disagg.engine.step_time import StepLoad, pairs
 
 _LOADS = (
     StepLoad(1, 16),
-    StepLoad(prompt=128),
+    StepLoad(prompt=128, pairs=pairs(0, 128)),
     StepLoad(16, 16 * 16),
     StepLoad(8, 8 * 256),
-    StepLoad(8, 8 * 16, 32),
+    StepLoad(prompt=64, pairs=pairs(1024, 64)),
+    StepLoad(8, 8 * 16, 32, pairs(0, 32)),
     StepLoad(1, 512),
     StepLoad(32, 32 * 64),
 )
@@ -28,7 +29,8 @@ def measure_steps(
     """(load, seconds) of steps on zero tokens, over blocks that are given back."""
     measured: list[tuple[StepLoad, float]] = []
     began = time.perf_counter()
-    _run(runner, pool, StepLoad(1, 16, min(16, prefill_chunk)))
+    first = min(16, prefill_chunk)
+    _run(runner, pool, StepLoad(1, 16, first, pairs(0, first)))
     for load in _LOADS:
         if load.batch > max_batch or load.prompt > prefill_chunk or time.perf_counter() - began > most_s:
             continue
@@ -41,8 +43,9 @@ def measure_steps(
 def _run(runner: Runner, pool: BlockPool, load: StepLoad) -> float | None:
     """Seconds of one step of `load`; None where the pool has no room for it."""
     lengths = [int(load.context / load.batch)] * int(load.batch) if load.batch else []
+    start = round(load.pairs / load.prompt - load.prompt / 2) if load.prompt else 0
     if load.prompt:
-        lengths.append(int(load.prompt))
+        lengths.append(start + int(load.prompt))
     blocks = pool.take(sum(pool.blocks_for(length) for length in lengths))
     if blocks is None:
         return None
@@ -54,7 +57,8 @@ def _run(runner: Runner, pool: BlockPool, load: StepLoad) -> float | None:
             seq.computed = length - 1
             step.decode.append(seq)
         else:
-            step.prefill.append(Chunk(seq, 0, length))
+            seq.computed = start
+            step.prefill.append(Chunk(seq, start, length - start))
     try:
         begun = time.perf_counter()
         logits, _ = runner.run(step)
