@@ -1,23 +1,32 @@
 """The decision core: policies in YAML, and what they decide. No I/O, no clock, no randomness of its own."""
 
 from policies.check import CheckFailure, check
+from policies.conditions import WEEKDAYS
 from policies.decide import decide
 from policies.errors import NoCandidate, NoRoute, PolicyError, Problem
 from policies.estimate import estimate_prompt_tokens
 from policies.explain import Candidate, Decision
 from policies.loader import load
 from policies.model import Goals, Policy, Price, Profile, Provider, Resilience, Target
+from policies.needs import NEEDS, needs_of
+from policies.overrides import OVERRIDES, UNCHANGED, Overrides
+from policies.prefix import prefix_of
 from policies.presets import PRESETS, preset
 from policies.state import RouterState, TargetState
 
 __all__ = [
+    "NEEDS",
+    "OVERRIDES",
     "PRESETS",
+    "UNCHANGED",
+    "WEEKDAYS",
     "Candidate",
     "CheckFailure",
     "Decision",
     "Goals",
     "NoCandidate",
     "NoRoute",
+    "Overrides",
     "Policy",
     "PolicyError",
     "Price",
@@ -32,5 +41,7 @@ __all__ = [
     "decide",
     "estimate_prompt_tokens",
     "load",
+    "needs_of",
+    "prefix_of",
     "preset",
 ]

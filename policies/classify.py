@@ -15,6 +15,13 @@ def facts_of(profile: Profile) -> dict[str, Any]:
         "ttft_ms": profile.goals.ttft_ms,
         "tpot_ms": profile.goals.tpot_ms,
         "stream": profile.stream,
+        "priority": profile.priority,
+        "hour": profile.hour,
+        "weekday": profile.weekday,
+        "session": profile.session,
+        "needs": profile.needs,
+        "metadata": profile.metadata,
+        "headers": profile.headers,
         "model": profile.model,
     }
 

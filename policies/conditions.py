@@ -1,4 +1,4 @@
-"""`when:` as data: which facts of a request are compared with what. All comparisons of a condition must hold."""
+"""`when:` as data: which facts of a request are compared with what. All parts of a condition must hold."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any
 Facts = Mapping[str, Any]
 """A value for each signal; None where the request does not say (no goal, no max_tokens)."""
 
-NUMBERS = ("prompt_tokens", "max_tokens", "ttft_ms", "tpot_ms")
-TEXTS = ("class", "model")
+NUMBERS = ("prompt_tokens", "max_tokens", "ttft_ms", "tpot_ms", "priority", "hour")
+TEXTS = ("class", "model", "session", "weekday")
 FLAGS = ("stream",)
-SIGNALS = (*NUMBERS, *TEXTS, *FLAGS)
+SETS = ("needs",)
+KEYED = ("metadata", "headers")
+"""Signals with names of their own under them: `metadata: {team: search}`."""
+SIGNALS = (*NUMBERS, *TEXTS, *FLAGS, *SETS, *KEYED)
+GROUPS = ("any", "all", "not")
+WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
@@ -33,27 +38,54 @@ class Test:
     op: str
     value: Any
     """What the signal is compared with: a number, text or flag; for `in` a tuple of them."""
+    key: str | None = None
+    """For signals with names under them."""
 
     def holds(self, facts: Facts) -> bool:
         fact = facts[self.signal]
+        if self.key is not None:
+            fact = fact.get(self.key)
+        elif self.signal in SETS:
+            return any(value in fact for value in (self.value if self.op == "in" else (self.value,)))
         return fact is not None and OPERATORS[self.op](fact, self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Holds when every test does; without tests, always."""
+    """Holds when every test does, every group of `any_of` has one that holds, every one of `all_of` does, and none of
+    `none_of`; without any of these, always."""
 
     tests: tuple[Test, ...] = ()
+    any_of: tuple[tuple[Condition, ...], ...] = ()
+    all_of: tuple[Condition, ...] = ()
+    none_of: tuple[Condition, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.tests)
+        return bool(self.tests or self.any_of or self.all_of or self.none_of)
 
     def holds(self, facts: Facts) -> bool:
-        return all(test.holds(facts) for test in self.tests)
+        for test in self.tests:  # plain loops: this runs for every rule of every request
+            if not test.holds(facts):
+                return False
+        for group in self.any_of:
+            if not any(one.holds(facts) for one in group):
+                return False
+        for one in self.all_of:
+            if not one.holds(facts):
+                return False
+        return not any(one.holds(facts) for one in self.none_of) if self.none_of else True
+
+    def keys(self, signal: str) -> frozenset[str]:
+        """The names under `signal` that it asks for."""
+        found = {test.key for test in self.tests if test.signal == signal and test.key is not None}
+        parts = (*(one for group in self.any_of for one in group), *self.all_of, *self.none_of)
+        return frozenset(found.union(*(one.keys(signal) for one in parts)))
 
 
 def never_holds(tests: tuple[Test, ...]) -> bool:
     """Whether comparisons of one signal exclude each other, as in `{gte: 10, lt: 5}`."""
+    if any(test.signal in SETS for test in tests):
+        return False
     values = [test.value for test in tests if test.op == "eq"]
     values += [value for test in tests if test.op == "in" for value in test.value]
     if values:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from policies.choose import CHOOSERS, Option
+from policies.choose import CHOOSERS, Asked, Option
 from policies.classify import classify, facts_of
+from policies.eligible import Dropped, why_not
 from policies.errors import NoCandidate, NoRoute
 from policies.explain import Candidate, Decision
 from policies.model import Goals, Policy, Profile, Rule, Slo, Target
+from policies.prefer import BY_SORT, prefer
 from policies.state import RouterState, TargetState
 
 if TYPE_CHECKING:
@@ -21,8 +24,9 @@ EXPECTED_OUTPUT_TOKENS = 256
 def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Random) -> Decision:
     """Order the targets that can take the request, best first.
 
-    `rng` is there for choices that spread load; those so far need none. Raises NoRoute for a model that is no
-    route, NoCandidate where every candidate's context is too short.
+    `rng` is drawn from by choices that spread load at random. `state` is only read: `RouterState.sent` takes note
+    of a decision that is carried out. Raises NoRoute for a model that is no
+    route, NoCandidate where no candidate can take the request.
     """
     rules = policy.routes.get(profile.model)
     if rules is None:
@@ -32,30 +36,39 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
     rule = next(rule for rule in rules if rule.when.holds(facts))
     slo = _goals_of(rule, profile)
     options: list[Option] = []
-    dropped: dict[str, str] = {}
+    dropped: dict[str, Dropped] = {}
     for place, name in enumerate(rule.candidates):
         target, known = policy.targets[name], state.get(name)
-        if (reason := _too_long(target, known, profile)) is not None:
-            dropped[name] = reason
+        if (why := why_not(target, known, profile)) is not None:
+            dropped[name] = why
         else:
             options.append(_option(target, known, profile, place, slo.goals))
-    ordered, reason = CHOOSERS[rule.choose](options, slo) if options else ([], "no candidate can hold the request")
+    asked = Asked(
+        slo=slo,
+        rng=rng,
+        weights=rule.weights,
+        turn=state.turns.get((profile.model, rule.line), 0),
+        session=profile.session,
+        prefix=profile.prefix,
+        answer_tokens=profile.max_tokens or EXPECTED_OUTPUT_TOKENS,
+    )
+    choose = BY_SORT[profile.overrides.sort] if profile.overrides.sort else rule.choose
+    ordered, reason = CHOOSERS[choose](options, asked) if options else ([], "no candidate can take the request")
+    if options:
+        ordered, reason = prefer(ordered, reason, profile.overrides, policy.targets)
     if dropped and options:
-        reason += f" ({len(dropped)} of {len(rule.candidates)} candidates too small)"
-    kept = {option.target: option for option in options}
+        reason += f" ({len(dropped)} of {len(rule.candidates)} candidates cannot take it)"
     decision = Decision(
         route=profile.model,
         class_name=class_name,
         rule=rule.line,
-        choose=rule.choose,
-        candidates=tuple(
-            _shown(kept[name]) if name in kept else Candidate(name, False, dropped[name]) for name in rule.candidates
-        ),
-        order=tuple(option.target for option in ordered),
+        choose=choose,
+        candidates=partial(_candidates, rule.candidates, options, dropped),
+        order=tuple([option.target for option in ordered]),
         reason=reason,
     )
     if not options:
-        raise NoCandidate(decision)
+        raise NoCandidate(decision, {why.kind for why in dropped.values()})
     return decision
 
 
@@ -66,42 +79,23 @@ def _goals_of(rule: Rule, profile: Profile) -> Slo:
     return Slo(rule.slo.goals.stricter(profile.goals), rule.slo.at)
 
 
-def _too_long(target: Target, known: TargetState | None, profile: Profile) -> str | None:
-    """Why `target` cannot hold prompt and answer; None where it can (litellm#31557)."""
-    limits = [limit for limit in (target.context, known.context if known else None) if limit is not None]
-    if not limits:
-        return None
-    limit = min(limits)
-    prompt = profile.tokens_by_target.get(target.name, profile.prompt_tokens)
-    answer = profile.max_tokens or 1
-    if prompt + answer <= limit:
-        return None
-    return f"prompt of {prompt} tokens and answer of {answer} exceed its context of {limit}"
-
-
 def _option(target: Target, known: TargetState | None, profile: Profile, place: int, goals: Goals) -> Option:
     prompt = profile.tokens_by_target.get(target.name, profile.prompt_tokens)
-    predicted = known.predict(prompt) if known is not None else None
-    return Option(
-        target=target.name,
-        place=place,
-        cost_usd=None
-        if target.price is None
-        else target.price.of(prompt, profile.max_tokens or EXPECTED_OUTPUT_TOKENS),
-        ttft_ms=predicted.ttft_ms if predicted else None,
-        tpot_ms=predicted.tpot_ms if predicted else None,
-        p_meet=predicted.p_meet(goals) if predicted and goals else None,
-        expect=target.expect,
-    )
+    price = target.price
+    cost = None if price is None else price.of(prompt, profile.max_tokens or EXPECTED_OUTPUT_TOKENS)
+    # By position: this runs for every candidate of every request.
+    if known is None or (predicted := known.predict(prompt)) is None:
+        inflight, passed_over = (known.inflight, known.passed_over) if known is not None else (0, 0)
+        return Option(target.name, place, cost, None, None, None, target.expect, inflight, passed_over)
+    p_meet = predicted.p_meet(goals) if goals else None
+    ttft_ms, tpot_ms = predicted.ttft_ms, predicted.tpot_ms
+    return Option(target.name, place, cost, ttft_ms, tpot_ms, p_meet, target.expect, known.inflight, known.passed_over)
+
+
+def _candidates(names: tuple[str, ...], options: list[Option], dropped: dict[str, Dropped]) -> tuple[Candidate, ...]:
+    kept = {option.target: option for option in options}
+    return tuple(_shown(kept[name]) if name in kept else Candidate(name, False, dropped[name].reason) for name in names)
 
 
 def _shown(option: Option) -> Candidate:
-    return Candidate(
-        target=option.target,
-        kept=True,
-        reason=option.reason,
-        ttft_ms=option.ttft_ms,
-        tpot_ms=option.tpot_ms,
-        p_meet=option.p_meet,
-        cost_usd=option.cost_usd,
-    )
+    return Candidate(option.target, True, option.why, option.ttft_ms, option.tpot_ms, option.p_meet, option.cost_usd)

@@ -50,10 +50,12 @@ class NoRoute(Exception):
 
 
 class NoCandidate(Exception):
-    """No candidate of the matching rule can hold the request; `decision` has each one's reason."""
+    """No candidate of the matching rule can take the request; `decision` has each one's reason, `kinds` what they
+    failed by (`policies.eligible.Kind`)."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, decision: Decision, kinds: Iterable[str] = ()) -> None:
         self.decision = decision
+        self.kinds = frozenset(kinds)
         dropped = "; ".join(f"{candidate.target}: {candidate.reason}" for candidate in decision.candidates)
         super().__init__(f"no candidate of route {decision.route!r} can take this request: {dropped}")
 

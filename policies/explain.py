@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 _HEADER_CHARS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One target of the matching rule. Predictions are None where nothing is known yet."""
 
     target: str
@@ -25,26 +24,59 @@ class Candidate:
     """Of this request, at the expected answer length; None where the target has no price."""
 
 
-@dataclass(frozen=True, slots=True)
 class Decision:
     """Where a request goes. The same inputs give the same decision, live, in `explain` and in checks."""
 
-    route: str
-    class_name: str
-    rule: int
-    """The line of the rule in the policy file."""
-    choose: str
-    candidates: tuple[Candidate, ...]
-    """In the policy's order, dropped ones included."""
-    order: tuple[str, ...]
-    """The targets to try, best first."""
-    reason: str
-    """Why the first one is first."""
+    __slots__ = ("_candidates", "choose", "class_name", "order", "reason", "route", "rule")
+
+    def __init__(
+        self,
+        route: str,
+        class_name: str,
+        rule: int,
+        choose: str,
+        candidates: Callable[[], tuple[Candidate, ...]],
+        order: tuple[str, ...],
+        reason: str,
+    ) -> None:
+        """`candidates` is called when somebody asks: most decisions are carried out and never looked at."""
+        self.route = route
+        self.class_name = class_name
+        self.rule = rule
+        """The line of the rule in the policy file."""
+        self.choose = choose
+        self.order = order
+        """The targets to try, best first."""
+        self.reason = reason
+        """Why the first one is first."""
+        self._candidates: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = candidates
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """In the policy's order, dropped ones included."""
+        if callable(self._candidates):
+            self._candidates = self._candidates()
+        return self._candidates
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decision) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Decision({self.to_dict()})"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        facts = asdict(self)
-        return {"class" if name == "class_name" else name: value for name, value in facts.items()}
+        return {
+            "route": self.route,
+            "class": self.class_name,
+            "rule": self.rule,
+            "choose": self.choose,
+            "candidates": [candidate._asdict() for candidate in self.candidates],
+            "order": self.order,
+            "reason": self.reason,
+        }
 
     def header(self) -> str:
         """For a response header: at most 256 printable ASCII characters."""

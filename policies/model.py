@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from policies.conditions import Condition
+from policies.overrides import OVERRIDES, UNCHANGED, Overrides
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -18,6 +19,8 @@ AfterCommit = Literal["error"]
 
 OWN_HARDWARE = frozenset({"disagg"})
 """Provider types that run on the user's own machines: a target without a price costs nothing there."""
+OWN_CAPABILITIES = frozenset({"tools", "json", "json-schema", "logprobs"})
+"""What the bundled cluster has where a policy does not say; whether a model's template knows tools it says itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,23 @@ class Profile:
     """The client's limit of the answer's length; None where it gave none."""
     goals: Goals = field(default_factory=Goals)
     stream: bool = False
+    priority: float | None = None
+    """The client's own figure; higher is more urgent."""
+    needs: frozenset[str] = frozenset()
+    """`policies.needs.NEEDS`: what the model must be capable of."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The client's own names for its request, as its body has them."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those of the HTTP request that the policy asks for, names in lower case."""
+    hour: float | None = None
+    """Of the day in the policy's time zone, 0 to 24; None where nobody told the time."""
+    weekday: str | None = None
+    """`mon` to `sun`."""
+    overrides: Overrides = UNCHANGED
+    session: str | None = None
+    """Names the conversation or user that the request belongs to."""
+    prefix: str | None = None
+    """Names how the prompt begins: alike for prompts that could share KV."""
     tokens_by_target: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens by each target's own tokenizer, for the targets where that is known."""
 
@@ -81,6 +101,31 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """How a target behaves, for simulations; in milliseconds. Hosted targets have the first four, clusters the rest
+    (of each worker), and the spread."""
+
+    ttft_ms: float = 0.0
+    """To the first token, before the prompt counts."""
+    ttft_ms_per_1k: float = 0.0
+    """More for each 1,000 prompt tokens."""
+    tpot_ms: float = 0.0
+    spread: float = 0.0
+    """Of the times: the sigma of a log-normal factor."""
+    step_ms: float = 0.0
+    """Of a step in which nobody decodes and no prompt is computed; what follows adds to it."""
+    step_ms_per_stream: float = 0.0
+    step_ms_per_1k_context: float = 0.0
+    """For each 1,000 KV tokens that the streams read together."""
+    prompt_ms_per_1k: float = 0.0
+    """For each 1,000 prompt tokens."""
+    prompt_ms_per_1k_pairs: float = 0.0
+    """For each 1,000 pairs of a prompt token and one before it."""
+    transfer_ms_per_1k: float = 0.0
+    """From prefill to decode, for each 1,000 prompt tokens, as far as nothing hides it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A model at a provider."""
 
@@ -93,6 +138,12 @@ class Target:
     """None: unknown. A target on own hardware without a price has Price(0, 0)."""
     expect: Goals = field(default_factory=Goals)
     """What the target is declared to keep until enough has been observed."""
+    capabilities: frozenset[str] | None = None
+    """`policies.needs.NEEDS` that it has; None where the policy does not say."""
+    speed: Speed | None = None
+    """How it behaves in a simulation; None where the policy does not say."""
+    keeps_no_data: bool = False
+    """Whether its provider is declared to keep nothing of requests; own hardware does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +168,8 @@ class Rule:
     slo: Slo | None
     line: int
     """Where the rule stands in the file, from 1."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By target, for choices that spread load; 1 for who is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +207,16 @@ class Policy:
     routes: Mapping[str, tuple[Rule, ...]]
     """By the model name that clients ask for. Each route's last rule always matches."""
     resilience: Resilience = field(default_factory=Resilience)
+    overrides: frozenset[str] = frozenset(OVERRIDES)
+    """Those that a request may have."""
+    timezone: str = "UTC"
+    """What `hour` and `weekday` are told in."""
     checks: tuple[Check, ...] = ()
+
+    headers_asked_for: frozenset[str] = field(init=False)
+    """Names of HTTP headers that conditions look at, in lower case."""
+
+    def __post_init__(self) -> None:
+        whens = [one.when for one in self.classes] + [rule.when for rules in self.routes.values() for rule in rules]
+        asked = frozenset[str]().union(*(when.keys("headers") for when in whens))
+        object.__setattr__(self, "headers_asked_for", asked)

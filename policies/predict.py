@@ -1,115 +1,226 @@
-"""What a target will do with a prompt, learned from what it did: TTFT = a + b·(uncached prompt tokens).
+"""What a target will do with a prompt, learned from what it did.
 
-The line is a least-squares fit in which each new observation makes the older ones count 5% less (recursive
-least squares with exponential forgetting, kept as five decayed sums, which cannot wind up or lose definiteness
-as a covariance matrix does). Neither a nor b may be negative. TPOT is an exponentially weighted mean. How far
-each observation lay from the prediction made before it is kept as a ratio, and the chance of meeting goals is
-the share of those ratios under which this prompt would meet them, again weighted by age: a quantile of
-residuals, not a mean.
+TTFT = a + b·(uncached prompt tokens) + c·(requests under way there), TPOT = a + b·(requests under way): what waits in
+a queue shows in c, so a target that is slow when crowded is expected to be fast again when it is not. Both are
+least-squares fits in which each new observation makes the older ones count 5% less (recursive least squares with
+exponential forgetting, kept as decayed sums, which cannot wind up or lose definiteness as a covariance matrix does).
+None of the coefficients may be negative. How far each observation lay from the prediction made before it is kept as a
+ratio, and the chance of meeting goals is the share of those ratios under which this prompt would meet them, again
+weighted by age: a quantile of residuals, not a mean.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from typing import NamedTuple
 
 from policies.model import Goals
 
 _FORGET = 0.95
 _WINDOW = 64
 """Residuals kept: the oldest one weighs 0.95^63, 4% of the newest."""
+_SURPRISES = 3
+"""So many answers in a row that are all rarely slow, or all rarely fast, mean that the target has changed."""
+_CLEARLY = 1.05
+"""By how much they must lie beyond what was rare."""
+_KNOWN = 16
+"""Residuals without which nothing is rare."""
 _ENOUGH = 5
 """Residuals without which a chance is not claimed."""
-_TPOT_STEP = 0.1
 _FLOOR_MS = 1.0
 """A ratio to less than this says nothing."""
 _SPREAD = 32.0
 """Tokens by which prompt lengths must differ before a slope is believed: damps b while all are alike."""
+_LOAD_SPREAD = 0.5
+"""The same for requests under way."""
 _WEIGHTS = tuple(_FORGET**age for age in range(_WINDOW))
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Residuals:
+    """How far observations lay from what was predicted for them: observed / predicted TTFT and TPOT, newest first."""
+
+    __slots__ = ("_by_ttft", "ratios")
+
+    def __init__(self) -> None:
+        self.ratios: deque[tuple[float, float | None]] = deque(maxlen=_WINDOW)
+        self._by_ttft: tuple[list[float], list[float]] | None = None
+        """TTFT ratios, the smallest first, and the weight of those up to each."""
+
+    def add(self, ttft: float, tpot: float | None) -> None:
+        self.ratios.appendleft((ttft, tpot))
+        self._by_ttft = None
+
+    def forget_newest(self, count: int) -> None:
+        for _ in range(count):
+            self.ratios.popleft()
+        self._by_ttft = None
+
+    def share(self, ttft_room: float, tpot_room: float | None) -> float | None:
+        """The share, by age, of those within both; None while there are too few. `tpot_room` None: any."""
+        if len(self.ratios) < _ENOUGH:
+            return None
+        if tpot_room is None:
+            ratios, weights = self._by_ttft or self._sorted()
+            within = bisect_right(ratios, ttft_room)
+            return weights[within - 1] / weights[-1] if within else 0.0
+        met = total = 0.0
+        used = 0
+        for weight, (ttft, tpot) in zip(_WEIGHTS, self.ratios, strict=False):
+            if tpot is None:
+                continue
+            used += 1
+            total += weight
+            if ttft <= ttft_room and tpot <= tpot_room:
+                met += weight
+        return met / total if used >= _ENOUGH else None
+
+    def _sorted(self) -> tuple[list[float], list[float]]:
+        pairs = sorted(zip((ttft for ttft, _ in self.ratios), _WEIGHTS, strict=False))
+        self._by_ttft = [ratio for ratio, _ in pairs], list(accumulate(weight for _, weight in pairs))
+        return self._by_ttft
+
+
+class Prediction(NamedTuple):
     """For one prompt at one target. `tpot_ms` is None where no answer had a measurable one."""
 
     ttft_ms: float
     tpot_ms: float | None
     samples: int
     """Observations in all."""
-    ratios: tuple[tuple[float, float | None], ...] = field(repr=False)
-    """Observed / predicted TTFT and TPOT, newest first."""
+    residuals: Residuals
 
     def p_meet(self, goals: Goals) -> float | None:
         """The chance that all of `goals` are met, 0 to 1; None while too little is known to say.
 
         Both goals are judged on the same past answers, so that slow ones are not counted against each twice.
         """
-        ttft_room = math.inf if goals.ttft_ms is None else goals.ttft_ms / max(self.ttft_ms, _FLOOR_MS)
-        needs_tpot = goals.tpot_ms is not None
-        if goals.tpot_ms is None or self.tpot_ms is None:
-            tpot_room = math.inf
-        else:
-            tpot_room = goals.tpot_ms / max(self.tpot_ms, _FLOOR_MS)
-        met = total = 0.0
-        used = 0
-        for weight, (ttft, tpot) in zip(_WEIGHTS, self.ratios, strict=False):
-            if needs_tpot and tpot is None:
-                continue
-            used += 1
-            total += weight
-            if ttft <= ttft_room and (tpot is None or tpot <= tpot_room):
-                met += weight
-        return met / total if used >= _ENOUGH else None
+        ttft_ms = self.ttft_ms if self.ttft_ms > _FLOOR_MS else _FLOOR_MS
+        ttft_room = math.inf if goals.ttft_ms is None else goals.ttft_ms / ttft_ms
+        if goals.tpot_ms is None:
+            return self.residuals.share(ttft_room, None)
+        return self.residuals.share(
+            ttft_room, math.inf if self.tpot_ms is None else goals.tpot_ms / max(self.tpot_ms, _FLOOR_MS)
+        )
+
+
+class _Fit:
+    """y ≈ a + b·x + c·z, none of them negative, newer observations counting more: decayed sums, solved when asked."""
+
+    __slots__ = ("_line", "_s", "_spread")
+
+    def __init__(self, spread: tuple[float, float]) -> None:
+        self._spread = spread
+        """How much x and z must differ before a slope is believed: damps slopes while all are alike."""
+        self._s = [0.0] * 9
+        """Decayed sums of 1, x, z, y, xx, xz, zz, xy, zy."""
+        self._line: tuple[float, float, float] | None = None
+
+    def add(self, x: float, z: float, y: float) -> None:
+        for index, value in enumerate((1.0, x, z, y, x * x, x * z, z * z, x * y, z * y)):
+            self._s[index] = self._s[index] * _FORGET + value
+        self._line = None
+
+    def at(self, x: float, z: float) -> float:
+        """Called with at least one observation."""
+        a, b, c = self._line or self._solve()
+        return a + b * x + c * z
+
+    def _solve(self) -> tuple[float, float, float]:
+        self._line = line = self._best()
+        return line
+
+    def _best(self) -> tuple[float, float, float]:
+        w, sx, sz, sy, sxx, sxz, szz, sxy, szy = self._s
+        mx, mz, my = sx / w, sz / w, sy / w
+        b, c = _not_negative(
+            max(sxx / w - mx * mx, 0.0) + self._spread[0] ** 2,
+            sxz / w - mx * mz,
+            max(szz / w - mz * mz, 0.0) + self._spread[1] ** 2,
+            sxy / w - mx * my,
+            szy / w - mz * my,
+        )
+        a = my - b * mx - c * mz
+        if a >= 0:
+            return a, b, c
+        # The best line would begin below zero: the best one that does not goes through it.
+        b, c = _not_negative(sxx, sxz, szz, sxy, szy)
+        return 0.0, b, c
+
+
+def _not_negative(xx: float, xz: float, zz: float, xy: float, zy: float) -> tuple[float, float]:
+    """Least squares of two slopes, neither below zero, from the sums of products."""
+    determinant = xx * zz - xz * xz
+    if determinant > 1e-12 * xx * zz:
+        b, c = (xy * zz - zy * xz) / determinant, (zy * xx - xy * xz) / determinant
+        if b >= 0 and c >= 0:
+            return b, c
+    alone_b, alone_c = max(0.0, xy / xx) if xx else 0.0, max(0.0, zy / zz) if zz else 0.0
+    # Of the two ways to leave one out, the one that explains more.
+    return (alone_b, 0.0) if alone_b * xy >= alone_c * zy else (0.0, alone_c)
 
 
 class Predictor:
     """The running fit of one target. Plain arithmetic: the same observations give the same predictions."""
 
-    __slots__ = ("_n", "_ratios", "_sx", "_sxx", "_sxy", "_sy", "_tpot_ms", "_w")
+    __slots__ = ("_n", "_newest", "_residuals", "_tpot", "_tpots", "_ttft")
 
     def __init__(self) -> None:
         self._n = 0
-        self._w = self._sx = self._sy = self._sxx = self._sxy = 0.0
-        self._tpot_ms: float | None = None
-        self._ratios: deque[tuple[float, float | None]] = deque(maxlen=_WINDOW)
+        self._newest: deque[tuple[float, float, float, float | None]] = deque(maxlen=_SURPRISES)
+        """The latest observations: uncached tokens, load, TTFT and TPOT in milliseconds."""
+        self._residuals = Residuals()
+        self._start()
 
-    def observe(self, uncached_tokens: int, ttft_s: float, tpot_s: float | None) -> None:
-        """Learn from one answer; times in seconds. Raises ValueError for what cannot be a measurement."""
+    def _start(self) -> None:
+        self._ttft, self._tpot, self._tpots = _Fit((_SPREAD, _LOAD_SPREAD)), _Fit((_LOAD_SPREAD, 1.0)), 0
+
+    def observe(self, uncached_tokens: int, ttft_s: float, tpot_s: float | None, load: int = 0) -> None:
+        """Learn from one answer; times in seconds, `load` what was under way when it began. Raises ValueError for what
+        cannot be a measurement."""
         for name, value in (("uncached_tokens", uncached_tokens), ("ttft_s", ttft_s), ("tpot_s", tpot_s)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
-        x, y = float(uncached_tokens), ttft_s * 1000
-        tpot_ms = None if tpot_s is None else tpot_s * 1000
+        seen = (float(uncached_tokens), float(load), ttft_s * 1000, None if tpot_s is None else tpot_s * 1000)
         if self._n:
-            ttft_ratio = y / max(self._line(x), _FLOOR_MS)
-            known = tpot_ms is not None and self._tpot_ms is not None
-            tpot_ratio = tpot_ms / max(self._tpot_ms, _FLOOR_MS) if known else None  # type: ignore[operator,type-var]
-            self._ratios.appendleft((ttft_ratio, tpot_ratio))
+            x, z, ttft_ms, tpot_ms = seen
+            tpot_ratio = None
+            if tpot_ms is not None and self._tpots:
+                tpot_ratio = tpot_ms / max(self._tpot.at(z, 0.0), _FLOOR_MS)
+            self._residuals.add(ttft_ms / max(self._ttft.at(x, z), _FLOOR_MS), tpot_ratio)
         self._n += 1
-        self._w = self._w * _FORGET + 1
-        self._sx = self._sx * _FORGET + x
-        self._sy = self._sy * _FORGET + y
-        self._sxx = self._sxx * _FORGET + x * x
-        self._sxy = self._sxy * _FORGET + x * y
-        if tpot_ms is not None:
-            before = self._tpot_ms
-            self._tpot_ms = tpot_ms if before is None else before + _TPOT_STEP * (tpot_ms - before)
+        self._newest.append(seen)
+        if self._has_changed():
+            # It is another target now: only what it did since counts. How it scatters about its line stays known.
+            self._residuals.forget_newest(_SURPRISES)
+            self._start()
+            for one in self._newest:
+                self._add(*one)
+            self._newest.clear()
+        else:
+            self._add(*seen)
 
-    def predict(self, uncached_tokens: int) -> Prediction | None:
-        """None while nothing has been observed: unknown, not zero."""
+    def _add(self, x: float, z: float, ttft_ms: float, tpot_ms: float | None) -> None:
+        self._ttft.add(x, z, ttft_ms)
+        if tpot_ms is not None:
+            self._tpots += 1
+            self._tpot.add(z, 0.0, tpot_ms)
+
+    def _has_changed(self) -> bool:
+        """Whether the latest observations all lie where one in twenty did before, on the same side."""
+        ratios = self._residuals.ratios
+        if len(self._newest) < _SURPRISES or len(ratios) < _SURPRISES + _KNOWN:
+            return False
+        newest = [ttft for ttft, _ in islice(ratios, _SURPRISES)]
+        before = sorted(ttft for ttft, _ in islice(ratios, _SURPRISES, None))
+        rare = max(1, len(before) // 20)
+        return min(newest) > _CLEARLY * before[-rare] or max(newest) * _CLEARLY < before[rare - 1]
+
+    def predict(self, uncached_tokens: int, load: int = 0) -> Prediction | None:
+        """With `load` requests under way. None while nothing has been observed: unknown, not zero."""
         if not self._n:
             return None
-        return Prediction(self._line(float(uncached_tokens)), self._tpot_ms, self._n, tuple(self._ratios))
-
-    def _line(self, x: float) -> float:
-        """The fitted TTFT in milliseconds. Called with at least one observation."""
-        mean_x, mean_y = self._sx / self._w, self._sy / self._w
-        variance = max(self._sxx / self._w - mean_x * mean_x, 0.0)
-        slope = (self._sxy / self._w - mean_x * mean_y) / (variance + _SPREAD * _SPREAD)
-        if slope <= 0:
-            return mean_y
-        if slope * mean_x > mean_y:
-            # The best line would begin below zero: the best one that does not goes through it.
-            return self._sxy / self._sxx * x
-        return mean_y + slope * (x - mean_x)
+        tpot_ms = self._tpot.at(load, 0.0) if self._tpots else None
+        return Prediction(self._ttft.at(uncached_tokens, load), tpot_ms, self._n, self._residuals)

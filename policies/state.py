@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from policies.predict import Prediction, Predictor
+
+if TYPE_CHECKING:
+    from policies.explain import Decision
 
 
 class TargetState:
     """One target: what it has been observed to do, and what it is doing."""
 
-    __slots__ = ("_predictor", "context", "inflight")
+    __slots__ = ("_predictor", "context", "inflight", "passed_over")
 
     def __init__(self) -> None:
         self._predictor = Predictor()
         self.inflight = 0
         """Attempts under way."""
+        self.passed_over = 0
+        """Requests it could have had and others got, since it was last observed."""
         self.context: int | None = None
         """Prompt and answer in tokens, where the backend itself knows its limit; the policy's own holds too."""
 
-    def begin(self) -> None:
-        """An attempt starts."""
+    def begin(self) -> int:
+        """An attempt starts; the result is how many were under way before it, for `observe`."""
         self.inflight += 1
+        return self.inflight - 1
 
     def end(self) -> None:
         """An attempt is over, however it ended. Raises ValueError without a begin()."""
@@ -27,20 +35,35 @@ class TargetState:
             raise ValueError("end() without begin(): no attempt is under way")
         self.inflight -= 1
 
-    def observe(self, uncached_tokens: int, ttft_s: float, tpot_s: float | None = None) -> None:
-        """Learn from one answer: the prompt tokens it had to compute, and its times in seconds.
+    def observe(self, uncached_tokens: int, ttft_s: float, tpot_s: float | None = None, load: int = 0) -> None:
+        """Learn from one answer: the prompt tokens it had to compute, its times in seconds, and what `begin` gave.
 
         `tpot_s` is None for an answer of one token. Raises ValueError for what cannot be a measurement.
         """
-        self._predictor.observe(uncached_tokens, ttft_s, tpot_s)
+        self._predictor.observe(uncached_tokens, ttft_s, tpot_s, load)
+        self.passed_over = 0
 
     def predict(self, uncached_tokens: int) -> Prediction | None:
-        """For a prompt with that many tokens to compute; None while nothing has been observed."""
-        return self._predictor.predict(uncached_tokens)
+        """For a prompt with that many tokens to compute, as things are; None while nothing has been observed."""
+        return self._predictor.predict(uncached_tokens, self.inflight)
 
 
 class RouterState(dict[str, TargetState]):
     """Target name -> TargetState. Indexing makes an empty state for a new target; `get` does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: dict[tuple[str, int], int] = {}
+        """Requests sent so far, by route and by the line of its rule."""
+
+    def sent(self, decision: Decision) -> None:
+        """A decision is carried out."""
+        rule = (decision.route, decision.rule)
+        self.turns[rule] = self.turns.get(rule, 0) + 1
+        for name in decision.order[1:]:
+            self[name].passed_over += 1
+        if self[decision.order[0]].passed_over:
+            self[decision.order[0]].passed_over = 0
 
     def __missing__(self, target: str) -> TargetState:
         return self.setdefault(target, TargetState())

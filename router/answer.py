@@ -83,7 +83,7 @@ class Answer:
         """Decide and try, until a target has begun to answer. Raises RouterError."""
         executor = self._executor
         profile, counts, refusals = executor.profile(self.incoming)
-        self._decision = decision = executor.decide(profile)
+        self._decision = decision = executor.choose(profile)
         ready_at = dict.fromkeys(decision.order, 0.0)
         failures: dict[str, int] = {}
         error: BackendError | None = None
@@ -138,7 +138,8 @@ class Answer:
             prompt_ids=None if counted is None else counted.prompt_ids,
         )
         self._target = target
-        executor.state[target.name].begin()
+        self._known = executor.state[target.name]
+        self._load = self._known.begin()
         try:
             # The timer runs over everything up to the first content: headers, comments and role-only frames
             # do not satisfy it (litellm#5859, livekit/agents#6171).
@@ -168,7 +169,7 @@ class Answer:
         """Give up the attempt: upstream work is cancelled."""
         reply, self._reply, self._pieces, self._held = self._reply, None, None, []
         assert self._target is not None
-        self._executor.state[self._target.name].end()
+        self._known.end()
         self._target = None
         self.usage = None
         if reply is not None:
@@ -263,11 +264,11 @@ class Answer:
                 tpot_s = (self._last_at - self._first_at) / (tokens - 1)
         target = self._target
         transfer = self.transfer
+        executor.left(self)
         if target is not None:
-            state = executor.state[target.name]
-            state.end()
+            self._known.end()
             if error is None and self._first_at is not None and ttft_s is not None:
-                state.observe(self._uncached_tokens, self.attempts[-1].seconds, tpot_s)
+                self._known.observe(self._uncached_tokens, self.attempts[-1].seconds, tpot_s, self._load)
         executor.ledger.add(
             Record(
                 request_id=self.incoming.request_id,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from backends.base import Surface
-from policies import Goals
+from policies import UNCHANGED, Goals, Overrides
 from router.errors import RouterError
+from router.overrides import FIELD as OVERRIDES_FIELD
+from router.overrides import read_overrides
 
 SLO_FIELD = "slo"
 """Latency goals in a body: {"slo": {"ttft_ms": 400, "tpot_ms": 50}}. Never sent on."""
 _GOALS = ("ttft_ms", "tpot_ms")
+_OURS = frozenset({SLO_FIELD, OVERRIDES_FIELD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,27 @@ class Incoming:
     stream: bool
     max_tokens: int | None
     goals: Goals
+    session: str | None = None
+    """Names the conversation or user that the request belongs to."""
+    priority: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those that the policy asks for."""
+    overrides: Overrides = UNCHANGED
+    asked: Mapping[str, Any] | None = None
+    """The `provider` object that the overrides were read from."""
 
 
-def read(surface: Surface, body: Any, *, request_id: str, ttft_ms: Any = None, tpot_ms: Any = None) -> Incoming:
-    """Check `body` and take the goals from it; `ttft_ms` and `tpot_ms` (header or argument) come before its own.
+def read(
+    surface: Surface,
+    body: Any,
+    *,
+    request_id: str,
+    ttft_ms: Any = None,
+    tpot_ms: Any = None,
+    session: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Incoming:
+    """Check `body` and take the goals and the session from it; those given (header or argument) come before its own.
 
     Raises RouterError (400) that names the field, the value and the remedy.
     """
@@ -63,12 +83,37 @@ def read(surface: Surface, body: Any, *, request_id: str, ttft_ms: Any = None, t
     return Incoming(
         request_id=request_id,
         surface=surface,
-        body={name: value for name, value in body.items() if name != SLO_FIELD},
+        body={name: value for name, value in body.items() if name not in _OURS},
         model=model,
         stream=bool(stream),
         max_tokens=limits[0] if limits[0] is not None else limits[1],
         goals=Goals(_goal("ttft_ms", ttft_ms), _goal("tpot_ms", tpot_ms)),
+        session=session or _session(body),
+        priority=_priority(body),
+        headers=headers or {},
+        overrides=read_overrides(body.get(OVERRIDES_FIELD)),
+        asked=body.get(OVERRIDES_FIELD),
     )
+
+
+def _priority(body: Mapping[str, Any]) -> float | None:
+    """Engines such as vLLM know it too, so it is sent on."""
+    value = body.get("priority")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _bad("priority", value, "use a number; higher is more urgent")
+    return float(value)
+
+
+def _session(body: Mapping[str, Any]) -> str | None:
+    """What clients say it with, the narrowest first; providers take these too, so they are sent on."""
+    metadata = body.get("metadata")
+    named = metadata.get("session_id") if isinstance(metadata, Mapping) else None
+    for value in (named, body.get("prompt_cache_key"), body.get("safety_identifier"), body.get("user")):
+        if isinstance(value, str) and value:
+            return value
+    return None
 
 
 def _limit(body: Mapping[str, Any], name: str) -> int | None:

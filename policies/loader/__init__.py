@@ -10,16 +10,27 @@ from policies.loader.language import Mapping_, Node, Scalar, parse
 from policies.loader.problems import Problems
 from policies.loader.providers import read_providers
 from policies.loader.reader import Reader, kind_of, shown
-from policies.loader.rest import read_checks, read_resilience
+from policies.loader.rest import read_checks, read_overrides, read_resilience, read_timezone
 from policies.loader.routes import read_routes
 from policies.loader.targets import read_targets
 from policies.model import Policy, Resilience
+from policies.overrides import OVERRIDES
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 VERSION = 1
-_SECTIONS = ("version", "providers", "targets", "classes", "routes", "resilience", "checks")
+_SECTIONS = (
+    "version",
+    "providers",
+    "targets",
+    "classes",
+    "routes",
+    "resilience",
+    "overrides",
+    "timezone",
+    "checks",
+)
 _NEEDED = ("version", "providers", "targets", "routes")
 
 
@@ -54,6 +65,8 @@ def load(text: str, *, filename: str, env: Mapping[str, str], provider_types: Ma
     routes = read_routes(reader, routes_node, targets, class_names) if "routes" in nodes else {}
     resilience = read_resilience(reader, nodes["resilience"]) if "resilience" in nodes else Resilience()
     checks = read_checks(reader, nodes["checks"], route_names, targets, class_names) if "checks" in nodes else ()
+    overrides = read_overrides(reader, nodes["overrides"]) if "overrides" in nodes else frozenset(OVERRIDES)
+    timezone = read_timezone(reader, nodes["timezone"]) if "timezone" in nodes else "UTC"
     problems.raise_if_any()
     return Policy(
         filename=filename,
@@ -62,6 +75,8 @@ def load(text: str, *, filename: str, env: Mapping[str, str], provider_types: Ma
         classes=classes,
         routes=routes,
         resilience=resilience,
+        overrides=overrides,
+        timezone=timezone,
         checks=checks,
     )
 

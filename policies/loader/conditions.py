@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from policies.conditions import FLAGS, NUMBERS, OPERATORS, SIGNALS, Condition, Test, never_holds
+from policies.conditions import (
+    FLAGS,
+    GROUPS,
+    KEYED,
+    NUMBERS,
+    OPERATORS,
+    SIGNALS,
+    WEEKDAYS,
+    Condition,
+    Test,
+    never_holds,
+)
 from policies.loader.language import Entry, Mapping_, Node, Scalar, Sequence
 from policies.loader.reader import Reader, shown
 from policies.model import ClassDef
+from policies.needs import NEEDS
 
 _EXAMPLE = "{prompt_tokens: {gte: 4000}}"
 _ORDERINGS = ("lt", "lte", "gt", "gte")
@@ -53,39 +65,81 @@ def read_when(
     """A condition; `known` has, for text signals, the values that exist. None always holds."""
     if node is None:
         return Condition()
-    signals = SIGNALS if within_rule else tuple(signal for signal in SIGNALS if signal != "class")
+    signals = [signal for signal in SIGNALS if within_rule or signal != "class"]
     tests: list[Test] = []
-    for entry in reader.entries(node, f"'when' of {what}", _EXAMPLE, signals).values():
-        of_signal = _tests(reader, entry, known)
-        if never_holds(of_signal):
-            reader.problems.add(
-                entry, f"the condition on {entry.key!r} can never hold", "its comparisons exclude each other"
-            )
-        tests += of_signal
+    any_of: list[tuple[Condition, ...]] = []
+    all_of: list[Condition] = []
+    none_of: list[Condition] = []
+    for entry in reader.entries(node, f"'when' of {what}", _EXAMPLE, (*signals, *GROUPS)).values():
+        if entry.key in GROUPS:
+            group = _group(reader, what, entry, known, within_rule=within_rule)
+            if entry.key == "any":
+                any_of.append(group)
+            else:
+                (all_of if entry.key == "all" else none_of).extend(group)
+        elif entry.key in KEYED:
+            tests += _keyed(reader, entry)
+        else:
+            tests += _exclusive(reader, entry, _tests(reader, entry.key, entry, known))
     if isinstance(node, Mapping_) and not node.entries:
         reader.problems.add(node, f"'when' of {what} is empty", "leave 'when' out to match every request")
-    return Condition(tuple(tests) or _UNREADABLE)
+    read = Condition(tuple(tests), tuple(any_of), tuple(all_of), tuple(none_of))
+    return read or Condition(_UNREADABLE)
 
 
-def _tests(reader: Reader, entry: Entry, known: dict[str, tuple[str, ...]]) -> tuple[Test, ...]:
-    signal = entry.key
+def _group(
+    reader: Reader, what: str, entry: Entry, known: dict[str, tuple[str, ...]], *, within_rule: bool
+) -> tuple[Condition, ...]:
+    """The conditions of `any: […]`, `all: […]` or `not: {…}`, which may also be a list."""
+    if entry.key == "not" and isinstance(entry.value, Mapping_):
+        items: tuple[Node, ...] | None = (entry.value,)
+    else:
+        items = reader.sequence(entry.value, f"{entry.key!r} in 'when' of {what}", f"[{_EXAMPLE}, {{stream: true}}]")
+    if items == ():
+        reader.problems.add(entry, f"{entry.key!r} in 'when' of {what} is empty", "leave it out")
+    return tuple(read_when(reader, what, item, known, within_rule=within_rule) for item in items or ())
+
+
+def _keyed(reader: Reader, entry: Entry) -> list[Test]:
+    """Under `metadata` and `headers`, each name is a text signal of its own."""
+    tests: list[Test] = []
+    example = "{team: search}" if entry.key == "metadata" else "{x-team: search}"
+    for inner in reader.mapping(entry.value, repr(entry.key), example) or ():
+        key = inner.key.lower() if entry.key == "headers" else inner.key
+        tests += _exclusive(reader, inner, _tests(reader, entry.key, inner, {}, key))
+    if isinstance(entry.value, Mapping_) and not entry.value.entries:
+        reader.problems.add(entry, f"the condition on {entry.key!r} is empty", f"write it as {example}")
+    return tests
+
+
+def _exclusive(reader: Reader, entry: Entry, tests: tuple[Test, ...]) -> tuple[Test, ...]:
+    if never_holds(tests):
+        reader.problems.add(
+            entry, f"the condition on {entry.key!r} can never hold", "its comparisons exclude each other"
+        )
+    return tests
+
+
+def _tests(
+    reader: Reader, signal: str, entry: Entry, known: dict[str, tuple[str, ...]], key: str | None = None
+) -> tuple[Test, ...]:
     if isinstance(entry.value, Mapping_):
         operators = [name for name in OPERATORS if signal in NUMBERS or name not in _ORDERINGS]
-        found = reader.entries(entry.value, f"the condition on {signal!r}", _EXAMPLE, operators)
+        found = reader.entries(entry.value, f"the condition on {entry.key!r}", _EXAMPLE, operators)
         if not entry.value.entries:
-            reader.problems.add(entry, f"the condition on {signal!r} is empty", f"known: {', '.join(operators)}")
+            reader.problems.add(entry, f"the condition on {entry.key!r} is empty", f"known: {', '.join(operators)}")
     else:
         found = {"in" if isinstance(entry.value, Sequence) else "eq": entry}
     tests = []
     for operator, given in found.items():
         if operator == "in":
-            items = reader.sequence(given.value, f"'in' of {signal!r}", "[a, b]")
+            items = reader.sequence(given.value, f"'in' of {entry.key!r}", "[a, b]")
             if items is not None:
-                tests.append(Test(signal, "in", tuple(_value(reader, signal, item, known) for item in items)))
+                tests.append(Test(signal, "in", tuple(_value(reader, signal, item, known) for item in items), key))
                 if not items:
-                    reader.problems.add(given.value, f"the list for {signal!r} is empty", "it would match nothing")
+                    reader.problems.add(given.value, f"the list for {entry.key!r} is empty", "it would match nothing")
         else:
-            tests.append(Test(signal, operator, _value(reader, signal, given.value, known)))
+            tests.append(Test(signal, operator, _value(reader, signal, given.value, known), key))
     return tuple(test for test in tests if test.value is not None and None not in _many(test.value))
 
 
@@ -98,8 +152,9 @@ def _value(reader: Reader, signal: str, node: Node, known: dict[str, tuple[str, 
         return reader.amount(node, repr(signal), low=0.0)
     if signal in FLAGS:
         return reader.flag(node, repr(signal))
+    known = {**known, "needs": NEEDS, "weekday": WEEKDAYS}
     if signal in known:
-        return reader.one_of(node, signal, known[signal])
+        return reader.one_of(node, {"needs": "need"}.get(signal, signal), known[signal])
     if isinstance(node, Scalar):
         return reader.text(node, repr(signal))
     reader.problems.add(node, f"{signal!r} must be text, not {shown(node)}")

@@ -1,17 +1,30 @@
-"""`resilience:` and `checks:`."""
+"""`resilience:`, `overrides:`, `timezone:` and `checks:`."""
 
 from __future__ import annotations
 
+import zoneinfo
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from policies.loader.language import Mapping_, Node
-from policies.loader.reader import Reader
+from policies.loader.language import Mapping_, Node, Scalar
+from policies.loader.reader import Reader, shown
 from policies.loader.targets import goals_of
 from policies.model import Check, Profile, Resilience
+from policies.needs import NEEDS
+from policies.overrides import OVERRIDES
 
-_REQUEST_KEYS = ("model", "prompt_tokens", "max_tokens", "ttft_ms", "tpot_ms", "stream")
+_REQUEST_KEYS = (
+    "model",
+    "prompt_tokens",
+    "max_tokens",
+    "ttft_ms",
+    "tpot_ms",
+    "stream",
+    "needs",
+    "session",
+    "priority",
+)
 _CHECK_EXAMPLE = "- {request: {model: chat, prompt_tokens: 6000}, expect: {target: mini}}"
 
 
@@ -25,6 +38,26 @@ def read_resilience(reader: Reader, node: Node) -> Resilience:
         else:
             values[name] = reader.whole(entry.value, repr(name), 0 if name == "retries" else 1)
     return Resilience(**{name: value for name, value in values.items() if value is not None})
+
+
+def read_overrides(reader: Reader, node: Node) -> frozenset[str]:
+    """`all`, `none` or a list of names."""
+    if isinstance(node, Scalar) and node.value in ("all", "none"):
+        return frozenset(OVERRIDES if node.value == "all" else ())
+    items = reader.sequence(node, "'overrides'", "all, none or [order, only, max_price]")
+    read = [reader.one_of(item, "override", OVERRIDES) for item in items or ()]
+    return frozenset(name for name in read if name is not None)
+
+
+def read_timezone(reader: Reader, node: Node) -> str:
+    name = reader.text(node, "'timezone'")
+    if name is not None:
+        try:
+            zoneinfo.ZoneInfo(name)
+            return name
+        except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+            reader.problems.add(node, f"unknown timezone {shown(node)}", "write it as Europe/Paris, or UTC")
+    return "UTC"
 
 
 def read_checks(
@@ -56,6 +89,8 @@ def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Che
     }
     stream = reader.flag(found["stream"].value, "'stream'") if "stream" in found else False
     goals = goals_of(reader, found)
+    needs = reader.sequence(found["needs"].value, "'needs'", "[tools, vision]") if "needs" in found else ()
+    needed_names = [reader.one_of(item, "need", NEEDS) for item in needs or ()]
     wanted = parts["expect"].value
     expect = reader.entries(wanted, "'expect' of a check", "{target: mini}", known)
     if isinstance(wanted, Mapping_) and not wanted.entries:
@@ -70,5 +105,8 @@ def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Che
         max_tokens=tokens["max_tokens"],
         goals=goals,
         stream=bool(stream),
+        needs=frozenset(name for name in needed_names if name is not None),
+        session=reader.text(found["session"].value, "'session'") if "session" in found else None,
+        priority=reader.amount(found["priority"].value, "'priority'", low=0.0) if "priority" in found else None,
     )
     return Check(node.line, request, names.get("target"), names.get("class"), names.get("route"))

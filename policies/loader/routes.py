@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from policies.choose import CHOOSERS
+from policies.choose import BY_GOALS, BY_WEIGHTS, CHOOSERS
 from policies.conditions import Condition
 from policies.loader.conditions import read_when
 from policies.loader.language import Mapping_, Node, Scalar
@@ -14,7 +14,7 @@ from policies.loader.targets import goals_of
 from policies.model import Rule, Slo
 
 _EXAMPLE = "- {candidates: [mini, tiny], choose: in-order}"
-_KEYS = ("when", "candidates", "choose", "slo")
+_KEYS = ("when", "candidates", "choose", "slo", "weights")
 
 
 def read_routes(
@@ -75,9 +75,21 @@ def _rule(
     elif isinstance(node, Mapping_):
         reader.problems.add(node, f"{what} has no 'choose'", f"known: {', '.join(CHOOSERS)}")
     slo = _slo(reader, what, found["slo"].value) if "slo" in found else None
-    if slo is not None and choose == "in-order":
-        reader.problems.add(found["slo"], "'slo' has no effect with choose: in-order", "use cheapest-meeting-slo")
-    return Rule(when, tuple(candidates), choose or "in-order", slo, node.line)
+    if slo is not None and choose is not None and choose not in BY_GOALS:
+        reader.problems.add(found["slo"], f"'slo' has no effect with choose: {choose}", "use cheapest-meeting-slo")
+    weights = _weights(reader, what, found["weights"].value, candidates) if "weights" in found else {}
+    if "weights" in found and choose is not None and choose not in BY_WEIGHTS:
+        reader.problems.add(found["weights"], f"'weights' have no effect with choose: {choose}", "use weighted")
+    return Rule(when, tuple(candidates), choose or "in-order", slo, node.line, weights)
+
+
+def _weights(reader: Reader, what: str, node: Node, candidates: list[str]) -> dict[str, float]:
+    found = reader.entries(node, f"'weights' of {what}", "{mini: 9, tiny: 1}", candidates)
+    read = {name: reader.amount(entry.value, f"the weight of {name!r}", low=0.0) for name, entry in found.items()}
+    weights = {name: weight for name, weight in read.items() if weight is not None}
+    if isinstance(node, Mapping_) and candidates and all(weights.get(name, 1.0) == 0 for name in candidates):
+        reader.problems.add(node, f"'weights' of {what} leave nobody: all are 0", "give one a weight above 0")
+    return weights
 
 
 def _slo(reader: Reader, what: str, node: Node) -> Slo | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from policies.loader.language import Entry, Mapping_, Node
 from policies.loader.reader import Reader
-from policies.model import OWN_HARDWARE, Goals, Price, Provider, Target
+from policies.model import OWN_CAPABILITIES, OWN_HARDWARE, Goals, Price, Provider, Speed, Target
+from policies.needs import NEEDS
 
 _EXAMPLE = "mini: {provider: openai, model: gpt-4o-mini}"
-_KEYS = ("provider", "model", "context", "price", "expect")
+_KEYS = ("provider", "model", "context", "price", "expect", "capabilities", "data_collection", "speed")
 
 
 def read_targets(reader: Reader, node: Node, providers: Mapping[str, Provider | None]) -> dict[str, Target | None]:
@@ -46,7 +48,38 @@ def _target(reader: Reader, entry: Entry, providers: Mapping[str, Provider | Non
         return None
     if price is None and provider.type in OWN_HARDWARE:
         price = Price(0.0, 0.0)
-    return Target(entry.key, provider.name, model, context, price, expect or Goals())
+    own = provider.type in OWN_HARDWARE
+    keeps = (
+        reader.one_of(found["data_collection"].value, "'data_collection'", ("allow", "deny"))
+        if ("data_collection" in found)
+        else None
+    )
+    return Target(
+        name=entry.key,
+        provider=provider.name,
+        model=model,
+        context=context,
+        price=price,
+        expect=expect or Goals(),
+        capabilities=_capabilities(reader, what, found.get("capabilities"), own=own),
+        speed=_speed(reader, what, found["speed"].value) if "speed" in found else None,
+        keeps_no_data=own if keeps is None else keeps == "deny",
+    )
+
+
+def _speed(reader: Reader, what: str, node: Node) -> Speed:
+    names = [field.name for field in fields(Speed)]
+    found = reader.entries(node, f"'speed' of {what}", "{ttft_ms: 300, tpot_ms: 15, spread: 0.3}", names)
+    read = {name: reader.amount(entry.value, repr(name), low=0.0) for name, entry in found.items()}
+    return Speed(**{name: value for name, value in read.items() if value is not None})
+
+
+def _capabilities(reader: Reader, what: str, entry: Entry | None, *, own: bool) -> frozenset[str] | None:
+    if entry is None:
+        return OWN_CAPABILITIES if own else None
+    items = reader.sequence(entry.value, f"'capabilities' of {what}", "[tools, json-schema]")
+    read = [reader.one_of(item, "capability", NEEDS) for item in items or ()]
+    return frozenset(name for name in read if name is not None)
 
 
 def _price(reader: Reader, what: str, entry: Entry | None) -> Price | None:

@@ -67,6 +67,12 @@ class Generate:
             request_id=request_id,
             ttft_ms=_text(headers.get(b"x-slo-ttft-ms")),
             tpot_ms=_text(headers.get(b"x-slo-tpot-ms")),
+            session=_text(headers.get(b"x-session-id")),
+            headers={
+                name: _text(headers[name.encode()]) or ""
+                for name in self._router.policy.headers_asked_for
+                if name.encode() in headers
+            },
         )
 
     async def _answer(self, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:

@@ -79,14 +79,58 @@ async def test_headers_name_target_decision_and_request(provider: FakeProvider, 
     assert provider.requests[-1].headers["x-request-id"] == "mine-1"
 
 
+@pytest.mark.parametrize(
+    ("headers", "more", "session"),
+    [
+        ({}, {}, None),
+        ({"x-session-id": "s1"}, {"user": "u1"}, "s1"),
+        ({}, {"user": "u1", "metadata": {"session_id": "s2"}}, "s2"),
+        ({}, {"user": "u1"}, "u1"),
+        ({}, {"user": 3}, None),
+    ],
+)
+async def test_a_session_is_named_by_header_metadata_or_user(
+    provider: FakeProvider, headers: dict[str, str], more: dict[str, object], session: str | None
+) -> None:
+    async with gateway(provider, "ok") as (client, router):
+        seen = []
+        choose = router._executor.choose
+        router._executor.choose = lambda profile: (seen.append(profile.session), choose(profile))[1]  # type: ignore[method-assign]
+        await client.post("/v1/chat/completions", json={**ASK, **more}, headers=headers)
+        assert seen == [session]
+
+
+async def test_overrides_are_carried_out_and_stay_here(provider: FakeProvider) -> None:
+    async with gateway(provider, "ok", "ok") as (client, _):
+        answer = await client.post("/v1/chat/completions", json={**ASK, "provider": {"order": ["t1"]}})
+        assert answer.headers["x-splitroute-target"] == "t1"
+        for asked, param, said in (
+            ({"ordr": ["t1"]}, "provider.ordr", "there are order, only"),
+            ({"only": ["t9"]}, "provider.only", "targets and providers are"),
+            ({"only": "t1"}, "provider.only", "use a list of names"),
+            ({"max_price": 3}, "provider.max_price", '{"prompt": 1, "completion": 2}'),
+            ({"sort": "speed"}, "provider.sort", "use one of price, latency, throughput"),
+            ({"preferred_max_latency": -1}, "provider.preferred_max_latency", "use a number above 0"),
+            ({"allow_fallbacks": 1}, "provider.allow_fallbacks", "use true or false"),
+            ({"data_collection": True}, "provider.data_collection", "use allow or deny"),
+            (3, "provider", "use an object"),
+        ):
+            refused = await client.post("/v1/chat/completions", json={**ASK, "provider": asked})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == param and said in refused.json()["error"]["message"]
+        nobody = await client.post("/v1/chat/completions", json={**ASK, "provider": {"ignore": ["t0", "t1"]}})
+        assert (nobody.status_code, nobody.json()["error"]["code"]) == (400, "no_candidate")
+    assert "provider" not in provider.requests[0].body
+
+
 @pytest.mark.parametrize("where", ["header", "body"])
 async def test_goals_come_by_header_or_body_and_stay_here(provider: FakeProvider, where: str) -> None:
     async with gateway(provider, "ok") as (client, router):
         headers = {"x-slo-ttft-ms": "400", "x-slo-tpot-ms": "50"} if where == "header" else {}
         body = {**ASK, "slo": {"ttft_ms": 400, "tpot_ms": 50}} if where == "body" else ASK
         seen = []
-        decide = router._executor.decide
-        router._executor.decide = lambda profile: (seen.append(profile.goals), decide(profile))[1]  # type: ignore[method-assign]
+        choose = router._executor.choose
+        router._executor.choose = lambda profile: (seen.append(profile.goals), choose(profile))[1]  # type: ignore[method-assign]
         assert (await client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
         assert (seen[0].ttft_ms, seen[0].tpot_ms) == (400, 50)
     assert "slo" not in provider.requests[0].body

@@ -118,7 +118,7 @@ def test_without_classes_every_request_is_default() -> None:
         (("  default: {}\n", ""), "the last class must take every request that is left"),
         (("  interactive: {when: {ttft_ms: {lte: 500}}}\n  default: {}\n", "  default: {}\n  interactive: {when: {stream: true}}\n"), "class 'interactive' is never reached"),
         (("choose: in-order", "choose: inorder"), "unknown way to choose 'inorder' (did you mean 'in-order'?)"),
-        ((", choose: in-order", ""), "has no 'choose' (known: in-order, cheapest-meeting-slo)"),
+        ((", choose: in-order", ""), "has no 'choose' (known: in-order, cheapest-meeting-slo, "),
         (("candidates: [mini, tiny], ", ""), "has no 'candidates'"),
         (("[mini, tiny]", "[]"), "is empty (name a target)"),
         (("[mini, tiny]", "[mini, mini]"), "'mini' is a candidate twice"),
