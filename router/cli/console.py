@@ -69,3 +69,14 @@ def download_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
         yield report
     finally:
         bar.stop()
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A callback that is told how many of `total` are done, and draws a bar on stderr where that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err(), transient=True, disable=not err().is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,10 +1,12 @@
-"""`splitroute policy check FILE`: a policy is loaded as the gateway would load it, and its checks are run."""
+"""`splitroute policy check FILE`: a policy is loaded as the gateway would load it, and its checks are run. The group's
+other commands are in `simulate`."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from router.cli import simulate
 from router.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     )
     check.add_argument("file", metavar="FILE", help="the policy, in YAML")
     check.set_defaults(run=_check, parser=check)
+    simulate.register(actions, common)
 
 
 def load(file: str) -> Policy:

@@ -1,0 +1,116 @@
+"""A worker of a cluster in simulated time: prompts in order, and everybody who decodes a token further in each step.
+
+Between two events nothing changes, so time is not stepped: streams share a clock that counts tokens, on which each ends
+at a known mark, and only the clock's speed changes (processor sharing; Kleinrock 1967).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from typing import Any
+
+from policies.model import Speed
+
+Event = tuple[float, str, Any]
+"""(when, `prefilled` or `done`, whose)"""
+
+
+class Worker:
+    """Prompts are computed one after another, decoding goes on beside them, as with chunked prefill."""
+
+    def __init__(self, speed: Speed, chunk: int, max_batch: int) -> None:
+        self._speed = speed
+        self._chunk = chunk
+        self._max_batch = max_batch
+        self.now = 0.0
+        self._tokens = 0.0
+        """The clock that counts tokens."""
+        self._streams: list[tuple[float, int, float, Any]] = []
+        """By the mark at which each ends: (mark, number, context, whose)."""
+        self._context = 0.0
+        self._waiting: deque[tuple[int, int, Any]] = deque()
+        """Streams for whom the batch has no room: (tokens, context, whose)."""
+        self._prompts: deque[list[Any]] = deque()
+        """[seconds left, seconds of it in a step, whose]"""
+        self._count = 0
+        self.backlog_s = 0.0
+        """Seconds of prompts to compute."""
+
+    @property
+    def streams(self) -> int:
+        return len(self._streams) + len(self._waiting)
+
+    def give_prompt(self, tokens: int, cached: int, whose: Any) -> None:
+        """Compute a prompt of which `cached` tokens are here; `now` must be the time."""
+        new = tokens - cached
+        speed = self._speed
+        seconds = (speed.prompt_ms_per_1k * new + speed.prompt_ms_per_1k_pairs * new * (cached + new / 2)) / 1e6
+        self._prompts.append([seconds, seconds * min(1.0, self._chunk / new), whose])
+        self.backlog_s += seconds
+
+    def give_stream(self, tokens: int, context: int, whose: Any) -> None:
+        """Decode `tokens` more of an answer."""
+        if len(self._streams) >= self._max_batch:
+            self._waiting.append((tokens, context, whose))
+            return
+        self._count += 1
+        mean = context + tokens / 2
+        heapq.heappush(self._streams, (self._tokens + tokens, self._count, mean, whose))
+        self._context += mean
+
+    def _step_s(self) -> float:
+        speed, batch = self._speed, len(self._streams)
+        return (
+            speed.step_ms + speed.step_ms_per_stream * batch + speed.step_ms_per_1k_context * self._context / 1e3
+        ) / 1e3
+
+    def _pace(self) -> tuple[float, float]:
+        """(seconds for each token of the streams, seconds for each second of prompt computing)."""
+        step = self._step_s()
+        if not self._prompts:
+            return step, math.inf
+        piece = self._prompts[0][1]
+        return step + piece, (step + piece) / max(piece, 1e-12)
+
+    def next_at(self) -> float:
+        """When the next thing happens; infinity for never."""
+        if not self._streams and not self._prompts:
+            return math.inf
+        step, slowdown = self._pace()
+        ends = [self.now + max(0.0, self._streams[0][0] - self._tokens) * step] if self._streams else []
+        if self._prompts:
+            ends.append(self.now + self._prompts[0][0] * slowdown)
+        return min(ends)
+
+    def advance(self, until: float) -> list[Event]:
+        """Let time pass, and say what happened in it."""
+        events: list[Event] = []
+        while (at := self.next_at()) <= until:
+            step, slowdown = self._pace()
+            self._pass(at - self.now, step, slowdown)
+            self.now = at
+            if self._streams and self._streams[0][0] - self._tokens <= 1e-9:
+                _, _, context, whose = heapq.heappop(self._streams)
+                self._context -= context
+                events.append((at, "done", whose))
+                if self._waiting:
+                    self.give_stream(*self._waiting.popleft())
+            elif self._prompts:
+                left, _, whose = self._prompts.popleft()
+                self.backlog_s = max(0.0, self.backlog_s - left)
+                events.append((at, "prefilled", whose))
+        if until > self.now and until < math.inf:
+            self._pass(until - self.now, *self._pace())
+            self.now = until
+        return events
+
+    def _pass(self, seconds: float, step: float, slowdown: float) -> None:
+        if self._streams and step > 0:
+            self._tokens += seconds / step
+        if self._prompts and slowdown < math.inf:
+            prompt = self._prompts[0]
+            done = min(prompt[0], seconds / slowdown)
+            prompt[0] -= done
+            self.backlog_s = max(0.0, self.backlog_s - done)
