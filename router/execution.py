@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from backends.base import Backend, BackendError, PromptCount
-from policies import NoCandidate, NoRoute, Policy, Profile, RouterState, decide, estimate_prompt_tokens
+from policies import (
+    WEEKDAYS,
+    NoCandidate,
+    NoRoute,
+    Policy,
+    Profile,
+    RouterState,
+    decide,
+    estimate_prompt_tokens,
+    needs_of,
+    prefix_of,
+)
 from router.answer import Answer
 from router.errors import RouterError
 from router.incoming import Incoming
 from router.ledger import Ledger
+from router.overrides import FIELD, check_allowed
 
 if TYPE_CHECKING:
     from policies import Decision
 
 
-class Executor:
-    """Everything a request needs; one for the SDK and the gateway."""
+_REFUSED_BY = {
+    "context": ("context_length_exceeded", "messages"),
+    "needs": ("unsupported_parameter", None),
+    "overrides": ("no_candidate", FIELD),
+}
+"""(code, param) of the refusal, by what candidates failed by: that of the one that came nearest."""
 
-    def __init__(self, policy: Policy, backends: Mapping[str, Backend]) -> None:
+
+class Executor:
+    """Everything a request needs; one for the SDK and the gateway. Requests keep the one they began with, and so its
+    policy, when another takes its place."""
+
+    def __init__(self, policy: Policy, backends: Mapping[str, Backend], before: Executor | None = None) -> None:
+        """What `before` has observed of targets that are still the same is kept."""
         self.policy = policy
         self.backends = backends
         self.state = RouterState()
-        self.ledger = Ledger()
-        self._rng = random.Random()
+        self.ledger: Ledger = Ledger() if before is None else before.ledger
+        self._rng: random.Random = random.Random() if before is None else before._rng
+        self._under_way: set[Answer] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        if before is not None:
+            for name, target in policy.targets.items():
+                old = before.policy.targets.get(name)
+                same = old is not None and (old.provider, old.model) == (target.provider, target.model)
+                if same and backends.get(target.provider) is before.backends.get(target.provider):
+                    self.state[name] = before.state[name]
+        self._timezone = ZoneInfo(policy.timezone)
+        self._by_prefix = any(rule.choose == "prefix-affinity" for rules in policy.routes.values() for rule in rules)
 
     # --- decision ------------------------------------------------------------------------------------
 
     def profile(self, incoming: Incoming) -> tuple[Profile, dict[str, PromptCount], dict[str, BackendError]]:
         """The request's profile; the token ids, by provider, of those that count exactly; and who refused it."""
+        check_allowed(incoming.asked, incoming.overrides, self.policy)
         counts: dict[str, PromptCount] = {}
         refusals: dict[str, BackendError] = {}
         tokens_by_target: dict[str, int] = {}
@@ -49,6 +86,8 @@ class Executor:
             if provider in counts:
                 tokens_by_target[name] = counts[provider].tokens
             self.state[name].context = backend.context_limit()
+        now = datetime.now(self._timezone)
+        metadata = incoming.body.get("metadata")
         exact = next(iter(tokens_by_target.values()), None)
         profile = Profile(
             model=incoming.model,
@@ -57,6 +96,15 @@ class Executor:
             max_tokens=incoming.max_tokens,
             goals=incoming.goals,
             stream=incoming.stream,
+            priority=incoming.priority,
+            needs=needs_of(incoming.body),
+            metadata=metadata if isinstance(metadata, Mapping) else {},
+            headers=incoming.headers,
+            hour=now.hour + now.minute / 60,
+            weekday=WEEKDAYS[now.weekday()],
+            overrides=incoming.overrides,
+            session=incoming.session,
+            prefix=prefix_of(incoming.surface, incoming.body) if self._by_prefix else None,
             tokens_by_target=tokens_by_target,
         )
         return profile, counts, refusals
@@ -66,22 +114,35 @@ class Executor:
         rules = self.policy.routes.get(route, ())
         return list(dict.fromkeys(name for rule in rules for name in rule.candidates))
 
+    def choose(self, profile: Profile) -> Decision:
+        """Decide, and take note that it is carried out. Raises RouterError."""
+        decision = self._decide(profile, self._rng)
+        self.state.sent(decision)
+        return decision
+
     def decide(self, profile: Profile) -> Decision:
+        """What `choose` would decide now. Raises RouterError."""
+        same = random.Random()
+        same.setstate(self._rng.getstate())
+        return self._decide(profile, same)
+
+    def _decide(self, profile: Profile, rng: random.Random) -> Decision:
         """Raises RouterError where no route or no candidate can take the request."""
         try:
-            return decide(self.policy, profile, self.state, self._rng)
+            return decide(self.policy, profile, self.state, rng)
         except NoRoute as error:
             raise RouterError(str(error), status=404, code="model_not_found", param="model") from None
         except NoCandidate as error:
-            raise RouterError(
-                str(error), status=400, code="context_length_exceeded", param="messages", decision=error.decision
-            ) from None
+            code, param = _REFUSED_BY[next(kind for kind in _REFUSED_BY if kind in error.kinds)]
+            raise RouterError(str(error), status=400, code=code, param=param, decision=error.decision) from None
 
     # --- attempts ------------------------------------------------------------------------------------
 
     async def run(self, incoming: Incoming) -> Answer:
         """The answer, once its first content (streamed) or all of it is there. Raises RouterError."""
         answer = Answer(self, incoming)
+        self._under_way.add(answer)
+        self._idle.clear()
         self.ledger.metrics.in_flight.inc()
         try:
             await answer.start()
@@ -89,3 +150,13 @@ class Executor:
             await answer.close(error)
             raise
         return answer
+
+    def left(self, answer: Answer) -> None:
+        """A request is over."""
+        self._under_way.discard(answer)
+        if not self._under_way:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait until nothing is under way."""
+        await self._idle.wait()

@@ -19,6 +19,7 @@ from router.answer import Answer
 from router.errors import RouterError
 from router.execution import Executor
 from router.incoming import Incoming, read
+from router.reloading import Reloading
 from router.results import ChatStream, Result
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ class Router:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        used = {target.provider for target in policy.targets.values()}
+        self.reloading = Reloading()
         self.backends: dict[str, Backend] = {
-            name: create(name, provider.options) for name, provider in policy.providers.items() if name in used
+            name: create(name, policy.providers[name].options) for name in _used_providers(policy)
         }
+        self._retiring: set[asyncio.Task[None]] = set()
         self._executor = Executor(policy, self.backends)
         self.ledger.metrics.add_source(
             lambda: ((name, sample) for name, backend in self.backends.items() for sample in backend.samples())
@@ -97,7 +99,45 @@ class Router:
             await asyncio.gather(starting, return_exceptions=True)
         await self._stop_backends()
 
+    async def use(self, policy: Policy) -> None:
+        """Take `policy` from the next request on; requests under way keep theirs. What it needs is started first, and
+        what it needs no more is stopped when nobody uses it any more.
+
+        Raises BackendError, and then nothing has changed.
+        """
+        await self.start()
+        backends: dict[str, Backend] = {}
+        fresh: list[Backend] = []
+        for name in _used_providers(policy):
+            provider, before = policy.providers[name], self.policy.providers.get(name)
+            if name in self.backends and before is not None and before.options == provider.options:
+                backends[name] = self.backends[name]
+            else:
+                backends[name] = create(name, provider.options)
+                fresh.append(backends[name])
+        try:
+            await asyncio.gather(*(backend.start() for backend in fresh))
+        except BaseException:
+            await asyncio.gather(*(backend.aclose() for backend in fresh), return_exceptions=True)
+            raise
+        old, leaving = self._executor, [one for one in self.backends.values() if one not in backends.values()]
+        self.policy, self.backends = policy, backends
+        self._executor = Executor(policy, backends, before=old)
+        retiring = asyncio.create_task(self._retire(old, leaving))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    @staticmethod
+    async def _retire(old: Executor, leaving: list[Backend]) -> None:
+        try:
+            await old.drained()
+        finally:
+            await asyncio.gather(*(backend.aclose() for backend in leaving))
+
     async def _stop_backends(self) -> None:
+        for task in list(self._retiring):
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await asyncio.gather(*(backend.aclose() for backend in self.backends.values()))
 
     async def __aenter__(self) -> Router:
@@ -231,6 +271,11 @@ class Router:
     def health(self) -> dict[str, Health]:
         """Each provider's health."""
         return {name: backend.health() for name, backend in self.backends.items()}
+
+
+def _used_providers(policy: Policy) -> list[str]:
+    used = {target.provider for target in policy.targets.values()}
+    return [name for name in policy.providers if name in used]
 
 
 def _as_list(value: Any) -> Any:

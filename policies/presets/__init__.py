@@ -6,7 +6,17 @@ from importlib.resources import files
 
 from policies.errors import did_you_mean
 
-PRESETS = ("demo", "hybrid", "local")
+PRESETS = (
+    "agents",
+    "cost-first",
+    "demo",
+    "hybrid",
+    "latency-first",
+    "local",
+    "local-first",
+    "privacy-local-only",
+    "rag-long-context",
+)
 
 
 def preset(name: str) -> str:

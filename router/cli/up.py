@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.cli.parser import Parser, port
@@ -56,7 +57,7 @@ def _up(args: argparse.Namespace) -> int:
         policy = load(args.policy)
     with listen(args.host, args.port) as listener:
         pull_models(policy)
-        run(_serve(policy, listener))
+        run(_serve(policy, listener, None if args.policy is None else Path(args.policy)))
     return 0
 
 
@@ -77,11 +78,15 @@ def pull_models(policy: Policy) -> None:
             resolve(name, pull_missing=True, progress=report)
 
 
-async def _serve(policy: Policy, listener: socket.socket) -> None:
+async def _serve(policy: Policy, listener: socket.socket, file: Path | None) -> None:
+    import asyncio
+
     from router.cli.console import err, out
     from router.cli.listening import url
+    from router.cli.policy import load
     from router.gateway.app import create_app
     from router.gateway.server import Server
+    from router.reloading import follow
     from router.sdk import Router
 
     router = Router(policy)
@@ -93,6 +98,11 @@ async def _serve(policy: Policy, listener: socket.socket) -> None:
         serving = await server.start_on(listener)
         routes = ", ".join(policy.routes)
         out().print(f"serving {url(listener)}/v1 (models: {routes}); Ctrl-C stops", markup=False, soft_wrap=True)
-        await serving
+        following = asyncio.create_task(follow(router, file, lambda: load(str(file)))) if file is not None else None
+        try:
+            await serving
+        finally:
+            if following is not None:
+                following.cancel()
     finally:
         await router.aclose()

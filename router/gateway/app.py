@@ -56,6 +56,11 @@ def create_app(router: Router) -> Starlette:
         status = "ok" if all(each.ok for each in providers.values()) else "degraded" if serving else "failing"
         body = {
             "status": status,
+            "policy": {
+                "file": router.policy.filename,
+                "reloads": router.reloading.reloads,
+                "error": router.reloading.error,
+            },
             "providers": {name: {"ok": each.ok, **each.detail} for name, each in providers.items()},
         }
         return JSONResponse(body, status_code=200 if serving else 503)
