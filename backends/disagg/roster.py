@@ -28,6 +28,8 @@ class Roster:
         self._mark = mark
         self._context = context
         self._secret = secrets.token_hex(16) if options.secret is None else options.secret.get_secret_value()
+        self._threads = options.threads or len(_cores())
+        """Of each worker here."""
         self._kv_host = ""
         if options.secret is not None:
             farthest = parse_address(options.workers[0].address)[0] if options.workers else "192.0.2.1"
@@ -40,9 +42,8 @@ class Roster:
         decode_role: Role = "decode" if split else "unified"
         local: list[Role] = ["prefill" for _ in range(options.prefill if split else 0)]
         local += [decode_role for _ in range(options.decode)]
-        affinity = getattr(os, "sched_getaffinity", None)
-        cores: list[int] = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
-        threads = options.threads or max(1, len(cores) // max(1, len(local)))
+        cores = _cores()
+        self._threads = threads = options.threads or max(1, len(cores) // max(1, len(local)))
         workers: list[WorkerHandle] = []
         for index, role in enumerate(local):
             config = self._config(free_name(role, workers), role)
@@ -56,7 +57,7 @@ class Roster:
         """One more worker: a process here, or behind the node at `address`. Raises BackendError (400, 409)."""
         config = self._config(name, role)
         if address is None:
-            return WorkerHandle(config)
+            return WorkerHandle(msgspec.structs.replace(config, threads=self._threads))
         if self._options.secret is None:
             raise BackendError(
                 "workers on other hosts join with a secret, and this provider has none",
@@ -101,6 +102,11 @@ class Roster:
             spill_tokens=options.kv_tokens if options.spill_tokens is None else options.spill_tokens,
             tls=None if tls is None else TLSFiles(str(tls.cert), str(tls.key), str(tls.ca)),
         )
+
+
+def _cores() -> list[int]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def free_name(role: Role, workers: list[WorkerHandle]) -> str:

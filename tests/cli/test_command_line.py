@@ -47,7 +47,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "COMMAND"),
         (["upp"], "unknown command 'upp'; did you mean 'up'?"),
         (["model", "lst"], "unknown command 'lst'; did you mean 'list'?"),
-        (["frobnicate"], "known: up, demo, cluster, model, policy, explain"),
+        (["frobnicate"], "known: up, demo, cluster, worker, model, policy, explain"),
         (["up", "--polcy", "x.yaml"], "unknown option --polcy; did you mean '--policy'?"),
         (["up", "--poli", "x.yaml"], "unknown option --poli"),
         (["up", "now"], "unexpected argument 'now'"),
