@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.model import Goals
 
@@ -118,6 +119,13 @@ class _Fit:
         """Decayed sums of 1, x, z, y, xx, xz, zz, xy, zy."""
         self._line: tuple[float, float, float] | None = None
 
+    @property
+    def sums(self) -> list[float]:
+        return list(self._s)
+
+    def restore(self, sums: list[float]) -> None:
+        self._s, self._line = list(sums), None
+
     def add(self, x: float, z: float, y: float) -> None:
         for index, value in enumerate((1.0, x, z, y, x * x, x * z, z * z, x * y, z * y)):
             self._s[index] = self._s[index] * _FORGET + value
@@ -218,9 +226,46 @@ class Predictor:
         rare = max(1, len(before) // 20)
         return min(newest) > _CLEARLY * before[-rare] or max(newest) * _CLEARLY < before[rare - 1]
 
+    def saved(self) -> dict[str, Any]:
+        """Everything it has learned, JSON-ready."""
+        return {
+            "n": self._n,
+            "tpots": self._tpots,
+            "ttft": self._ttft.sums,
+            "tpot": self._tpot.sums,
+            "ratios": [list(ratio) for ratio in self._residuals.ratios],
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Know what `saved` said. Raises ValueError, and then knows what it did before, where that is malformed."""
+        try:
+            sums = {name: [_finite(value) for value in saved[name]] for name in ("ttft", "tpot")}
+            counts = {name: int(_finite(saved[name])) for name in ("n", "tpots")}
+            ratios = [(_finite(ttft), None if tpot is None else _finite(tpot)) for ttft, tpot in saved["ratios"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not what a predictor saved: {error}") from None
+        if any(len(one) != len(self._ttft.sums) for one in sums.values()) or counts["n"] < 1 or sums["ttft"][0] <= 0:
+            raise ValueError("not what a predictor saved: sums are missing")
+        if counts["tpots"] and sums["tpot"][0] <= 0:
+            raise ValueError("not what a predictor saved: sums of TPOT are missing")
+        self._n, self._tpots = counts["n"], counts["tpots"]
+        self._ttft.restore(sums["ttft"])
+        self._tpot.restore(sums["tpot"])
+        self._newest.clear()
+        self._residuals = Residuals()
+        for ttft, tpot in reversed(ratios[:_WINDOW]):
+            self._residuals.add(ttft, tpot)
+
     def predict(self, uncached_tokens: int, load: int = 0) -> Prediction | None:
         """With `load` requests under way. None while nothing has been observed: unknown, not zero."""
         if not self._n:
             return None
         tpot_ms = self._tpot.at(load, 0.0) if self._tpots else None
         return Prediction(self._ttft.at(uncached_tokens, load), tpot_ms, self._n, self._residuals)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError(f"{value!r} is no number")
+    return number

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from policies.predict import Prediction, Predictor
 
 if TYPE_CHECKING:
     from policies.explain import Decision
+    from policies.model import Policy
 
 
 class TargetState:
@@ -43,6 +45,14 @@ class TargetState:
         self._predictor.observe(uncached_tokens, ttft_s, tpot_s, load)
         self.passed_over = 0
 
+    def saved(self) -> dict[str, Any] | None:
+        """What was learned, JSON-ready; None for nothing."""
+        return self._predictor.saved() if self._predictor.predict(1) is not None else None
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Raises ValueError where `saved` is malformed."""
+        self._predictor.restore(saved)
+
     def predict(self, uncached_tokens: int) -> Prediction | None:
         """For a prompt with that many tokens to compute, as things are; None while nothing has been observed."""
         return self._predictor.predict(uncached_tokens, self.inflight)
@@ -55,6 +65,26 @@ class RouterState(dict[str, TargetState]):
         super().__init__()
         self.turns: dict[tuple[str, int], int] = {}
         """Requests sent so far, by route and by the line of its rule."""
+
+    def saved(self, policy: Policy) -> dict[str, Any]:
+        """What was learned of the policy's targets, JSON-ready."""
+        return {
+            name: {"provider": target.provider, "model": target.model, "learned": learned}
+            for name, target in policy.targets.items()
+            if name in self and (learned := self[name].saved()) is not None
+        }
+
+    def restore(self, saved: Mapping[str, Any], policy: Policy) -> list[str]:
+        """Know what `saved` said of targets that are still the same; their names. Raises ValueError."""
+        known = []
+        for name, target in policy.targets.items():
+            one = saved.get(name)
+            if isinstance(one, Mapping) and (one.get("provider"), one.get("model")) == (target.provider, target.model):
+                if not isinstance(one.get("learned"), Mapping):
+                    raise ValueError(f"what was learned of {name!r} is missing")
+                self[name].restore(one["learned"])
+                known.append(name)
+        return known
 
     def sent(self, decision: Decision) -> None:
         """A decision is carried out."""

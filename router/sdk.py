@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import policies
 from backends import PROVIDER_OPTIONS, create
 from backends.base import Backend, BackendError, Health, Surface, Usage, read_usage
-from policies import Decision, Policy
+from policies import Decision, Policy, RouterState
 from router.answer import Answer
 from router.errors import RouterError
 from router.execution import Executor
@@ -262,6 +262,11 @@ class Router:
         return read(surface, {"model": model, **body}, request_id=new_request_id(), ttft_ms=ttft_ms, tpot_ms=tpot_ms)
 
     # --- facts ---------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> RouterState:
+        """What is known of the targets."""
+        return self._executor.state
 
     @property
     def ledger(self) -> Ledger:

@@ -37,6 +37,7 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     up.add_argument("--policy", metavar="FILE", help="the policy, in YAML (default: the bundled cluster)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     up.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
+    up.add_argument("--state", metavar="FILE", help="keep what is learned of the targets there, over restarts")
     up.set_defaults(run=_up, parser=up)
 
 
@@ -57,7 +58,8 @@ def _up(args: argparse.Namespace) -> int:
         policy = load(args.policy)
     with listen(args.host, args.port) as listener:
         pull_models(policy)
-        run(_serve(policy, listener, None if args.policy is None else Path(args.policy)))
+        file, state = (None if name is None else Path(name) for name in (args.policy, args.state))
+        run(_serve(policy, listener, file, state))
     return 0
 
 
@@ -78,7 +80,7 @@ def pull_models(policy: Policy) -> None:
             resolve(name, pull_missing=True, progress=report)
 
 
-async def _serve(policy: Policy, listener: socket.socket, file: Path | None) -> None:
+async def _serve(policy: Policy, listener: socket.socket, file: Path | None, state: Path | None) -> None:
     import asyncio
 
     from router.cli.console import err, out
@@ -86,6 +88,7 @@ async def _serve(policy: Policy, listener: socket.socket, file: Path | None) -> 
     from router.cli.policy import load
     from router.gateway.app import create_app
     from router.gateway.server import Server
+    from router.memory import keep_saving, recall
     from router.reloading import follow
     from router.sdk import Router
 
@@ -98,11 +101,15 @@ async def _serve(policy: Policy, listener: socket.socket, file: Path | None) -> 
         serving = await server.start_on(listener)
         routes = ", ".join(policy.routes)
         out().print(f"serving {url(listener)}/v1 (models: {routes}); Ctrl-C stops", markup=False, soft_wrap=True)
-        following = asyncio.create_task(follow(router, file, lambda: load(str(file)))) if file is not None else None
+        beside = [asyncio.create_task(follow(router, file, lambda: load(str(file))))] if file is not None else []
+        if state is not None:
+            recall(router, state)
+            beside.append(asyncio.create_task(keep_saving(router, state)))
         try:
             await serving
         finally:
-            if following is not None:
-                following.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
     finally:
         await router.aclose()
