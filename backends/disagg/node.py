@@ -81,9 +81,11 @@ class _Kept:
                     if not isinstance(decode_from_worker(said[LENGTH.size :]), Started | StartFailed):
                         continue
                     self.owed -= 1
-                    if not self.owed and self.started is not None and not self.started.done():
+                    if self.owed:
+                        continue
+                    if self.started is not None and not self.started.done():
                         self.started.set_result(said)
-                elif self.coordinator is not None:
+                if self.coordinator is not None:
                     self.coordinator.write(said)
                     with contextlib.suppress(OSError):
                         await self.coordinator.drain()
@@ -166,19 +168,17 @@ class Node:
             try:
                 address = self.options.kv_host or writer.get_extra_info("sockname")[0]
                 config = await asyncio.to_thread(self._own, asked, address)
-                kept, started = await self._worker(config)
+                kept, started = await self._worker(config, writer)
             except ModelError as error:
                 writer.write(frame(StartFailed(error.message, error.hint)))
                 return
             except EOFError:
                 writer.write(frame(StartFailed("the worker died while it started", "its last words are on that host")))
                 return
-            writer.write(started)
             if isinstance(decode_from_worker(started[LENGTH.size :]), StartFailed):
                 await self._end_worker()
                 return
             self._say(f"{config.name} serves {config.model} for {where}")
-            kept.coordinator = writer
             try:
                 await self._pass_on(reader, kept)
             finally:
@@ -229,22 +229,26 @@ class Node:
             tls=self.options.tls,
         )
 
-    async def _worker(self, config: WorkerConfig) -> tuple[_Kept, bytes]:
-        """A worker like that, and its first frame. Raises EOFError where it died instead."""
+    async def _worker(self, config: WorkerConfig, coordinator: asyncio.StreamWriter) -> tuple[_Kept, bytes]:
+        """A worker like that, and its first frame, which the coordinator has, with all that follow. Raises EOFError
+        where it died instead."""
         kept = self._kept
         # What it is called, and which pool it is in, is the coordinator's business.
         if kept is not None and msgspec.structs.replace(kept.config, name=config.name, role=config.role) == config:
             kept.started = asyncio.get_running_loop().create_future()
             kept.reset()
+            kept.coordinator = coordinator
             try:
                 async with asyncio.timeout(_RESET_S):
                     return kept, await kept.started
             except (TimeoutError, EOFError):
+                kept.coordinator = None
                 kept.life.kill()
         await self._end_worker()
         life = LocalLife()
         kept = _Kept(config, life, await life.begin(config))
         self._kept = kept
+        kept.coordinator = coordinator
         kept.started = asyncio.get_running_loop().create_future()
         kept.reading = asyncio.create_task(kept.read())
         try:

@@ -43,7 +43,7 @@ def test_every_candidate_has_its_reason(policy: str, capsys: pytest.CaptureFixtu
 def test_a_request_that_nobody_can_take_is_shown_and_fails(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--policy", policy, "--model", "chat", "--prompt-tokens", "5000"]) == 1
     shown = capsys.readouterr().out
-    assert "no candidate can hold the request" in shown and "exceed its context of 1000" in shown
+    assert "no candidate can take the request" in shown and "exceed its context of 1000" in shown
 
 
 def test_an_unknown_model_is_one_message(policy: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from backends.base import BackendError, Call
-from backends.disagg import handle as handles
+from backends.disagg import lives
 from backends.disagg.backend import DisaggBackend
 from backends.disagg.cluster import Cluster
 from backends.disagg.messages import Sampling, Submit
@@ -329,7 +329,7 @@ async def test_a_worker_that_dies_while_it_starts_is_named(
     smollm2: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = children()
-    monkeypatch.setattr(handles.sys, "executable", "/bin/false")
+    monkeypatch.setattr(lives.sys, "executable", "/bin/false")
     with pytest.raises(BackendError, match=r"(prefill|decode)-0 died while it started \(exit status 1\)"):
         await started()
     assert children() == before

@@ -180,6 +180,7 @@ def test_a_killed_gateways_worker_is_freed_and_adopted_by_the_next_or_stops(
             assert ([one.pid for one in away.workers()] == [process.pid]) is (when_alone == "keep")
             adopted = workers_of(second.url)["decode-0"]
             assert adopted["active"] == 0 and adopted["free_blocks"] in (None, 8192 // 16), "nothing is left of it"
+            assert (adopted["cached_blocks"] > 0) is (when_alone == "keep"), "its prefixes are known"
             assert "Paris" in chat(second.url)
         away.process.terminate()
         assert away.process.wait(20) == 0
