@@ -42,11 +42,13 @@ class Worker:
     def streams(self) -> int:
         return len(self._streams) + len(self._waiting)
 
-    def give_prompt(self, tokens: int, cached: int, whose: Any) -> None:
-        """Compute a prompt of which `cached` tokens are here; `now` must be the time."""
+    def give_prompt(self, tokens: int, cached: int, whose: Any, spread: float = 1.0) -> None:
+        """Compute a prompt of which `cached` tokens are here; `now` must be the time. It takes `spread` times as long
+        as the model says."""
         new = tokens - cached
         speed = self._speed
         seconds = (speed.prompt_ms_per_1k * new + speed.prompt_ms_per_1k_pairs * new * (cached + new / 2)) / 1e6
+        seconds *= spread
         self._prompts.append([seconds, seconds * min(1.0, self._chunk / new), whose])
         self.backlog_s += seconds
 

@@ -175,7 +175,6 @@ class _Run:
             known += 1
         cluster.seen.update(request.prefixes)
         cached = min(known * HASHED_TOKENS, request.prompt_tokens - 1)
-        spread = self._spread(speed)
 
         def done(at: float) -> None:
             more = request.output_tokens - 1
@@ -185,9 +184,10 @@ class _Run:
             self._finish(outcome, name, request.prompt_tokens - cached)
 
         def prefilled(at: float) -> None:
-            outcome.ttft_s = (at - arrived) * spread + speed.ttft_ms / 1000
+            told_s = speed.ttft_ms / 1000
+            outcome.ttft_s = at - arrived + told_s
             if request.output_tokens == 1:
-                self.at(max(self.now, arrived + outcome.ttft_s), lambda: done(self.now))
+                self.at(at + told_s, lambda: done(self.now))
                 return
             host = source if not cluster.prefill else min(cluster.decode, key=lambda worker: worker.streams)
             moved_s = speed.transfer_ms_per_1k * request.prompt_tokens / 1e6 if cluster.prefill else 0.0
@@ -196,12 +196,12 @@ class _Run:
                 self.catch_up(host)
                 host.give_stream(request.output_tokens - 1, request.prompt_tokens, done)
 
-            self.at(at + moved_s, begin)
+            self.at(at + told_s + moved_s, begin)
 
         pool = cluster.prefill or cluster.decode
         source = min(pool, key=lambda worker: (worker.backlog_s, worker.streams))
         self.catch_up(source)
-        source.give_prompt(request.prompt_tokens, cached, prefilled)
+        source.give_prompt(request.prompt_tokens, cached, prefilled, self._spread(speed))
 
 
 def simulate(
