@@ -42,3 +42,12 @@ class RouterError(Exception):
     def as_openai(self) -> dict[str, Any]:
         """The body OpenAI's API would send for this."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def invalid(param: str, value: Any, remedy: str) -> RouterError:
+    """A 400 that names the field, the value and the remedy."""
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    what = f"missing {param}" if value is None else f"invalid {param}: {shown}"
+    return RouterError(f"{what}; {remedy}", status=400, param=param, code="invalid_value")

@@ -9,7 +9,7 @@ from typing import Any
 
 from backends.base import Surface
 from policies import UNCHANGED, Goals, Overrides
-from router.errors import RouterError
+from router.errors import invalid
 from router.overrides import FIELD as OVERRIDES_FIELD
 from router.overrides import read_overrides
 
@@ -55,29 +55,29 @@ def read(
     Raises RouterError (400) that names the field, the value and the remedy.
     """
     if not isinstance(body, Mapping):
-        raise _bad("body", body, "send a JSON object")
+        raise invalid("body", body, "send a JSON object")
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise _bad("model", model, "use a name from GET /v1/models")
+        raise invalid("model", model, "use a name from GET /v1/models")
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise _bad("stream", stream, "use true or false")
+        raise invalid("stream", stream, "use true or false")
     if surface == "chat.completions":
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise _bad("messages", messages, "use a list of at least one message")
+            raise invalid("messages", messages, "use a list of at least one message")
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                raise _bad(f"messages[{index}]", message, 'use an object such as {"role": "user", "content": "…"}')
+                raise invalid(f"messages[{index}]", message, 'use an object such as {"role": "user", "content": "…"}')
     else:
         prompt = body.get("prompt")
         if not isinstance(prompt, str | list) or not prompt:
-            raise _bad("prompt", prompt, "use a non-empty string or a list of token ids")
+            raise invalid("prompt", prompt, "use a non-empty string or a list of token ids")
     limits = [_limit(body, name) for name in ("max_completion_tokens", "max_tokens")]
     slo = body.get(SLO_FIELD)
     if slo is not None:
         if not isinstance(slo, Mapping) or not set(slo) <= set(_GOALS):
-            raise _bad(SLO_FIELD, slo, 'use an object such as {"ttft_ms": 400, "tpot_ms": 50}')
+            raise invalid(SLO_FIELD, slo, 'use an object such as {"ttft_ms": 400, "tpot_ms": 50}')
         ttft_ms = slo.get("ttft_ms") if ttft_ms is None else ttft_ms
         tpot_ms = slo.get("tpot_ms") if tpot_ms is None else tpot_ms
     return Incoming(
@@ -102,7 +102,7 @@ def _priority(body: Mapping[str, Any]) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _bad("priority", value, "use a number; higher is more urgent")
+        raise invalid("priority", value, "use a number; higher is more urgent")
     return float(value)
 
 
@@ -121,7 +121,7 @@ def _limit(body: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < 1:
-        raise _bad(name, value, "use a whole number of at least 1")
+        raise invalid(name, value, "use a whole number of at least 1")
     return value
 
 
@@ -133,13 +133,5 @@ def _goal(name: str, value: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise _bad(name, value, "use a number of milliseconds above 0")
+        raise invalid(name, value, "use a number of milliseconds above 0")
     return number
-
-
-def _bad(param: str, value: Any, remedy: str) -> RouterError:
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    what = f"missing {param}" if value is None else f"invalid {param}: {shown}"
-    return RouterError(f"{what}; {remedy}", status=400, param=param, code="invalid_value")

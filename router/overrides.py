@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from policies import OVERRIDES, UNCHANGED, Overrides, Policy, Price
-from router.errors import RouterError
+from router.errors import RouterError, invalid
 
 FIELD = "provider"
 _SORTS = ("price", "latency", "throughput")
@@ -17,16 +17,16 @@ def read_overrides(value: Any) -> Overrides:
     if not value and (value is None or isinstance(value, Mapping)):
         return UNCHANGED
     if not isinstance(value, Mapping):
-        raise _bad(FIELD, value, 'use an object such as {"order": ["mini"], "allow_fallbacks": false}')
+        raise invalid(FIELD, value, 'use an object such as {"order": ["mini"], "allow_fallbacks": false}')
     for name in value:
         if name not in OVERRIDES:
-            raise _bad(f"{FIELD}.{name}", value[name], f"there are {', '.join(OVERRIDES)}")
+            raise invalid(f"{FIELD}.{name}", value[name], f"there are {', '.join(OVERRIDES)}")
     sort = value.get("sort")
     if sort is not None and sort not in _SORTS:
-        raise _bad(f"{FIELD}.sort", sort, f"use one of {', '.join(_SORTS)}")
+        raise invalid(f"{FIELD}.sort", sort, f"use one of {', '.join(_SORTS)}")
     collection = value.get("data_collection")
     if collection not in (None, "allow", "deny"):
-        raise _bad(f"{FIELD}.data_collection", collection, "use allow or deny")
+        raise invalid(f"{FIELD}.data_collection", collection, "use allow or deny")
     latency = _number(value, "preferred_max_latency")
     return Overrides(
         order=_names(value, "order"),
@@ -57,7 +57,7 @@ def check_allowed(value: Any, overrides: Overrides, policy: Policy) -> None:
     for field in ("order", "only", "ignore"):
         for name in getattr(overrides, field):
             if name not in known:
-                raise _bad(f"{FIELD}.{field}", name, f"targets and providers are {', '.join(sorted(known))}")
+                raise invalid(f"{FIELD}.{field}", name, f"targets and providers are {', '.join(sorted(known))}")
 
 
 def _names(value: Mapping[str, Any], field: str) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def _names(value: Mapping[str, Any], field: str) -> tuple[str, ...]:
     if names is None:
         return ()
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise _bad(f"{FIELD}.{field}", names, "use a list of names of targets or providers")
+        raise invalid(f"{FIELD}.{field}", names, "use a list of names of targets or providers")
     return tuple(cast(list[str], names))
 
 
@@ -75,7 +75,7 @@ def _number(value: Mapping[str, Any], field: str) -> float | None:
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
-        raise _bad(f"{FIELD}.{field}", number, "use a number above 0")
+        raise invalid(f"{FIELD}.{field}", number, "use a number above 0")
     return float(number)
 
 
@@ -84,7 +84,7 @@ def _flag(value: Mapping[str, Any], field: str, *, default: bool) -> bool:
     if flag is None:
         return default
     if not isinstance(flag, bool):
-        raise _bad(f"{FIELD}.{field}", flag, "use true or false")
+        raise invalid(f"{FIELD}.{field}", flag, "use true or false")
     return flag
 
 
@@ -96,16 +96,6 @@ def _price(value: Any) -> Price | None:
     for part in ("prompt", "completion"):
         amount = value.get(part, float("inf")) if isinstance(value, Mapping) else None
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
-            raise _bad(f"{FIELD}.max_price", value, 'use an object such as {"prompt": 1, "completion": 2}')
+            raise invalid(f"{FIELD}.max_price", value, 'use an object such as {"prompt": 1, "completion": 2}')
         amounts[part] = float(amount)
     return Price(amounts["prompt"], amounts["completion"])
-
-
-def _bad(param: str, value: Any, remedy: str) -> RouterError:
-    shown = repr(value)
-    return RouterError(
-        f"invalid {param}: {shown if len(shown) <= 80 else shown[:77] + '...'}; {remedy}",
-        status=400,
-        param=param,
-        code="invalid_value",
-    )
