@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from backends.disagg.proof import MIN_SECRET
+
 
 class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +58,7 @@ class DisaggOptions(_Options):
     """How many of each on this host."""
     workers: tuple[RemoteWorker, ...] = ()
     """Those on other hosts."""
-    secret: SecretStr | None = Field(None, min_length=16)
+    secret: SecretStr | None = Field(None, min_length=MIN_SECRET)
     """What every host of the cluster must know."""
     tls: TLSOptions | None = None
     kv_host: str | None = None

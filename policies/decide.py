@@ -25,8 +25,8 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
     """Order the targets that can take the request, best first.
 
     `rng` is drawn from by choices that spread load at random. `state` is only read: `RouterState.sent` takes note
-    of a decision that is carried out. Raises NoRoute for a model that is no
-    route, NoCandidate where no candidate can take the request.
+    of a decision that is carried out. Raises NoRoute for a model that is no route, NoCandidate where no candidate can
+    take the request.
     """
     rules = policy.routes.get(profile.model)
     if rules is None:

@@ -92,8 +92,7 @@ class RouterState(dict[str, TargetState]):
         self.turns[rule] = self.turns.get(rule, 0) + 1
         for name in decision.order[1:]:
             self[name].passed_over += 1
-        if self[decision.order[0]].passed_over:
-            self[decision.order[0]].passed_over = 0
+        self[decision.order[0]].passed_over = 0
 
     def __missing__(self, target: str) -> TargetState:
         return self.setdefault(target, TargetState())

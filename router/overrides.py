@@ -44,7 +44,9 @@ def read_overrides(value: Any) -> Overrides:
 
 def check_allowed(value: Any, overrides: Overrides, policy: Policy) -> None:
     """Refuse what the policy does not let a request change, and names that it does not have. Raises RouterError."""
-    for name in value or ():
+    if overrides is UNCHANGED:
+        return
+    for name in value:
         if name not in policy.overrides:
             allowed = ", ".join(sorted(policy.overrides)) or "none"
             raise RouterError(

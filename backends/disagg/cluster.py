@@ -199,18 +199,18 @@ class Cluster:
     def _expect(self, generation: Generation, worker: WorkerHandle) -> None:
         tokens = len(generation.prompt_ids) - self.pools.cached_tokens(worker, generation)
         worker.expect(generation.keys)
-        computing = pairs(len(generation.prompt_ids) - tokens, tokens)
         worker.prompt_backlog += tokens
-        worker.backlog_pairs += computing
-        generation.computing = (worker, tokens, computing)
+        worker.backlog_pairs += pairs(len(generation.prompt_ids) - tokens, tokens)
+        generation.computing = (worker, tokens)
 
     def _settle(self, generation: Generation) -> None:
         """The prompt of `generation` is computed, or never will be."""
         if generation.computing is not None:
-            worker, tokens, computing = generation.computing
+            worker, tokens = generation.computing
             generation.computing = None
             worker.prompt_backlog = max(0, worker.prompt_backlog - tokens)
-            worker.backlog_pairs = max(0.0, worker.backlog_pairs - computing)
+            computed = pairs(len(generation.prompt_ids) - tokens, tokens)
+            worker.backlog_pairs = max(0.0, worker.backlog_pairs - computed)
             worker.expect_no_more(generation.keys)
 
     def end(self, generation: Generation) -> None:

@@ -41,8 +41,8 @@ class Generation:
     """What it is called by the workers that know of it; each number is used once."""
     landed: bool = False
     """Whoever decodes has the prompt's KV."""
-    computing: tuple[WorkerHandle, int, float] | None = None
-    """Who computes the prompt, how many tokens of it, and `engine.step_time.pairs`, until the first token is there."""
+    computing: tuple[WorkerHandle, int] | None = None
+    """Who computes the prompt, and how many tokens of it, until the first token is there."""
     distrusted: set[WorkerHandle] = field(default_factory=set)
     """Those whose KV could not be had."""
     placement: str = ""

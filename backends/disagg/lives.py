@@ -20,6 +20,12 @@ from backends.disagg.tls import client_context
 _STOP_GRACE_S = 5.0
 
 
+def cores() -> list[int]:
+    """The processor cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
+
+
 class Life(Protocol):
     """One worker's process, time after time."""
 

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from backends.disagg.engine.step_time import Coefficients
+
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 64 << 20
 
@@ -146,7 +148,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """Of KV."""
     dtype: str
     runner: str
-    step: tuple[float, float, float, float, float]
+    step: Coefficients
     """`engine.step_time.StepTime.coefficients`."""
 
 
@@ -211,7 +213,7 @@ class State(msgspec.Struct, frozen=True, tag=True):
     replayed_tokens: int
     context: int
     """KV tokens of the sequences that decode."""
-    step: tuple[float, float, float, float, float]
+    step: Coefficients
 
 
 class Cached(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import msgspec
 
 from backends.base import BackendError
 from backends.disagg.control import ControlError, Streams, admit, read_frame
-from backends.disagg.lives import LocalLife
+from backends.disagg.lives import LocalLife, cores
 from backends.disagg.messages import (
     LENGTH,
     Reset,
@@ -221,7 +220,7 @@ class Node:
             asked,
             model_path=str(files.path),
             model_kind=files.kind,
-            threads=asked.threads or _cores(),
+            threads=asked.threads or len(cores()),
             cpus=None,
             kv_host=address,
             kv_port=self.options.kv_port,
@@ -263,8 +262,3 @@ class Node:
         if kept is not None:
             with contextlib.suppress(BackendError):
                 await kept.end()
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

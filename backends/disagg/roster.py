@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from backends.base import BackendError
 from backends.disagg.control import own_address, parse_address
 from backends.disagg.handle import WorkerHandle
-from backends.disagg.lives import RemoteLife
+from backends.disagg.lives import RemoteLife, cores
 from backends.disagg.messages import Role, TLSFiles, WorkerConfig
 from backends.models import ModelFiles
 from backends.options import DisaggOptions
@@ -28,7 +27,7 @@ class Roster:
         self._mark = mark
         self._context = context
         self._secret = secrets.token_hex(16) if options.secret is None else options.secret.get_secret_value()
-        self._threads = options.threads or len(_cores())
+        self._threads = options.threads or len(cores())
         """Of each worker here."""
         self._kv_host = ""
         if options.secret is not None:
@@ -42,12 +41,12 @@ class Roster:
         decode_role: Role = "decode" if split else "unified"
         local: list[Role] = ["prefill" for _ in range(options.prefill if split else 0)]
         local += [decode_role for _ in range(options.decode)]
-        cores = _cores()
-        self._threads = threads = options.threads or max(1, len(cores) // max(1, len(local)))
+        usable = cores()
+        self._threads = threads = options.threads or max(1, len(usable) // max(1, len(local)))
         workers: list[WorkerHandle] = []
         for index, role in enumerate(local):
             config = self._config(free_name(role, workers), role)
-            cpus = [cores[(index * threads + i) % len(cores)] for i in range(threads)] if options.pin else None
+            cpus = [usable[(index * threads + i) % len(usable)] for i in range(threads)] if options.pin else None
             workers.append(WorkerHandle(msgspec.structs.replace(config, threads=threads, cpus=cpus)))
         for remote in options.workers:
             workers.append(self.another(free_name(remote.role, workers), remote.role, remote.address))
@@ -102,11 +101,6 @@ class Roster:
             spill_tokens=options.kv_tokens if options.spill_tokens is None else options.spill_tokens,
             tls=None if tls is None else TLSFiles(str(tls.cert), str(tls.key), str(tls.ca)),
         )
-
-
-def _cores() -> list[int]:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def free_name(role: Role, workers: list[WorkerHandle]) -> str:

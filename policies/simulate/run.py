@@ -56,9 +56,6 @@ class _Cluster:
         )
         self.seen: set[int] = set()
 
-    def all(self) -> list[Worker]:
-        return [*self.prefill, *self.decode]
-
 
 class _Run:
     def __init__(self, policy: Policy, world: World, seed: int) -> None:
@@ -75,6 +72,7 @@ class _Run:
             name = behaviour.cluster
             if name is not None and name not in self.clusters:
                 self.clusters[name] = _Cluster(world.clusters[name], behaviour)
+        self.workers = [worker for one in self.clusters.values() for worker in (*one.prefill, *one.decode)]
         self.hosted = {name: behaviour.speed for name, behaviour in world.targets.items()}
         for when, name, speed in world.changes:
             self.at(when, partial(self.hosted.__setitem__, name, speed))
@@ -86,19 +84,17 @@ class _Run:
     def until(self, end: float) -> None:
         """Let everything happen that happens up to `end`."""
         while True:
-            worker = min(
-                (worker for cluster in self.clusters.values() for worker in cluster.all()),
-                key=lambda worker: worker.next_at(),
-                default=None,
-            )
-            inside = worker.next_at() if worker is not None else math.inf
+            first, inside = None, math.inf
+            for worker in self.workers:
+                if (at := worker.next_at()) < inside:
+                    first, inside = worker, at
             due = self.later[0][0] if self.later else math.inf
             when = min(inside, due)
             if when > end or when == math.inf:
                 break
             self.now = when
-            if worker is not None and inside <= due:
-                self.catch_up(worker)
+            if first is not None and inside <= due:
+                self.catch_up(first)
             else:
                 heapq.heappop(self.later)[2]()
         self.now = end
