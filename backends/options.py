@@ -22,6 +22,8 @@ class OpenAIOptions(_Options):
     organization: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     connect_timeout_ms: int = Field(5000, gt=0)
+    tokenizer: str | None = Field(None, min_length=1)
+    """Counts prompts exactly: `o200k_base` or `cl100k_base`, or the path to a `tokenizer.json`. None estimates."""
 
 
 class RemoteWorker(_Options):

@@ -4,6 +4,8 @@ decide     one decision over 50 rules and 20 candidates
 simulate   a million requests through a policy, in simulated time
 adapt      two hosted targets, one of which changes its speed unannounced: are the predicted chances calibrated, and
            does cheapest-meeting-slo keep its goal for less than others?
+tokens     estimates of prompt lengths against the vocabularies that are on disk (`pip install tiktoken litellm` puts
+           OpenAI's, Anthropic's and DeepSeek's there), as they are and after a target has reported 30 counts
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import policies
 from backends.options import PROVIDER_OPTIONS
+from benchmarks.estimates import run_tokens
 from benchmarks.report import machine, percentile, progress, show, write_json
 from policies import Goals, Policy, Profile, RouterState, decide
 from policies.model import Speed
@@ -189,7 +192,7 @@ def run_adapt(quick: bool) -> dict[str, Any]:
     return found
 
 
-PARTS = {"decide": run_decide, "simulate": run_simulate, "adapt": run_adapt}
+PARTS = {"decide": run_decide, "simulate": run_simulate, "adapt": run_adapt, "tokens": run_tokens}
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from policies.check import CheckFailure, check
 from policies.conditions import WEEKDAYS
 from policies.decide import decide
 from policies.errors import NoCandidate, NoRoute, PolicyError, Problem
-from policies.estimate import estimate_prompt_tokens
 from policies.explain import Candidate, Decision
 from policies.loader import load
 from policies.model import Goals, Policy, Price, Profile, Provider, Resilience, Target
@@ -13,6 +12,7 @@ from policies.overrides import OVERRIDES, UNCHANGED, Overrides
 from policies.prefix import prefix_of
 from policies.presets import PRESETS, preset
 from policies.state import RouterState, TargetState
+from policies.tokens import Estimate, estimate_prompt_tokens
 
 __all__ = [
     "NEEDS",
@@ -23,6 +23,7 @@ __all__ = [
     "Candidate",
     "CheckFailure",
     "Decision",
+    "Estimate",
     "Goals",
     "NoCandidate",
     "NoRoute",

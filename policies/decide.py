@@ -17,9 +17,6 @@ from policies.state import RouterState, TargetState
 if TYPE_CHECKING:
     import random
 
-EXPECTED_OUTPUT_TOKENS = 256
-"""The length of an answer that nobody limited, for comparing costs."""
-
 
 def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Random) -> Decision:
     """Order the targets that can take the request, best first.
@@ -35,6 +32,7 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
     facts["class"] = class_name = classify(policy, facts)
     rule = next(rule for rule in rules if rule.when.holds(facts))
     slo = _goals_of(rule, profile)
+    answer_tokens = state.answer_tokens(profile.model, class_name, profile.max_tokens)
     options: list[Option] = []
     dropped: dict[str, Dropped] = {}
     for place, name in enumerate(rule.candidates):
@@ -42,7 +40,7 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
         if (why := why_not(target, known, profile)) is not None:
             dropped[name] = why
         else:
-            options.append(_option(target, known, profile, place, slo.goals))
+            options.append(_option(target, known, profile, place, slo.goals, answer_tokens))
     asked = Asked(
         slo=slo,
         rng=rng,
@@ -50,7 +48,7 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
         turn=state.turns.get((profile.model, rule.line), 0),
         session=profile.session,
         prefix=profile.prefix,
-        answer_tokens=profile.max_tokens or EXPECTED_OUTPUT_TOKENS,
+        answer_tokens=answer_tokens,
     )
     choose = BY_SORT[profile.overrides.sort] if profile.overrides.sort else rule.choose
     ordered, reason = CHOOSERS[choose](options, asked) if options else ([], "no candidate can take the request")
@@ -79,10 +77,12 @@ def _goals_of(rule: Rule, profile: Profile) -> Slo:
     return Slo(rule.slo.goals.stricter(profile.goals), rule.slo.at)
 
 
-def _option(target: Target, known: TargetState | None, profile: Profile, place: int, goals: Goals) -> Option:
+def _option(
+    target: Target, known: TargetState | None, profile: Profile, place: int, goals: Goals, answer_tokens: int
+) -> Option:
     prompt = profile.tokens_by_target.get(target.name, profile.prompt_tokens)
     price = target.price
-    cost = None if price is None else price.of(prompt, profile.max_tokens or EXPECTED_OUTPUT_TOKENS)
+    cost = None if price is None else price.of(prompt, answer_tokens)
     # By position: this runs for every candidate of every request.
     if known is None or (predicted := known.predict(prompt)) is None:
         inflight, passed_over = (known.inflight, known.passed_over) if known is not None else (0, 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from policies.conditions import Condition
 from policies.overrides import OVERRIDES, UNCHANGED, Overrides
+from policies.tokens import Estimate
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -77,7 +78,9 @@ class Profile:
     prefix: str | None = None
     """Names how the prompt begins: alike for prompts that could share KV."""
     tokens_by_target: Mapping[str, int] = field(default_factory=dict)
-    """Prompt tokens by each target's own tokenizer, for the targets where that is known."""
+    """Prompt tokens as each target counts them: by its tokenizer, or estimated and corrected by what it reported."""
+    estimate: Estimate | None = None
+    """What a target's count is compared with; None where none needs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from policies.predict import Prediction, Predictor
+from policies.tokens import Calibration
 
 if TYPE_CHECKING:
     from policies.explain import Decision
     from policies.model import Policy
 
 
+EXPECTED_ANSWER_TOKENS = 256
+"""The length of an answer that nobody limited, until answers of its class were seen."""
+_ENOUGH_ANSWERS = 5
+_FORGET_ANSWERS = 0.99
+
+
 class TargetState:
     """One target: what it has been observed to do, and what it is doing."""
 
-    __slots__ = ("_predictor", "context", "inflight", "passed_over")
+    __slots__ = ("_predictor", "context", "inflight", "passed_over", "tokens")
 
     def __init__(self) -> None:
         self._predictor = Predictor()
+        self.tokens = Calibration()
         self.inflight = 0
         """Attempts under way."""
         self.passed_over = 0
@@ -47,10 +55,16 @@ class TargetState:
 
     def saved(self) -> dict[str, Any] | None:
         """What was learned, JSON-ready; None for nothing."""
-        return self._predictor.saved() if self._predictor.predict(1) is not None else None
+        if self._predictor.predict(1) is None:
+            return None
+        return {**self._predictor.saved(), "tokens": self.tokens.saved()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Raises ValueError where `saved` is malformed."""
+        tokens = saved.get("tokens", {})
+        if not isinstance(tokens, Mapping):
+            raise ValueError("the token counts are no mapping")
+        self.tokens.restore(tokens)
         self._predictor.restore(saved)
 
     def predict(self, uncached_tokens: int) -> Prediction | None:
@@ -65,6 +79,38 @@ class RouterState(dict[str, TargetState]):
         super().__init__()
         self.turns: dict[tuple[str, int], int] = {}
         """Requests sent so far, by route and by the line of its rule."""
+        self._answers: dict[tuple[str, str], tuple[float, float]] = {}
+        """By route and class: (how many answers, their tokens), each making the older ones count less."""
+
+    def answered(self, route: str, class_name: str, tokens: int) -> None:
+        """An answer had that many tokens."""
+        count, total = self._answers.get((route, class_name), (0.0, 0.0))
+        self._answers[route, class_name] = count * _FORGET_ANSWERS + 1, total * _FORGET_ANSWERS + tokens
+
+    def answer_tokens(self, route: str, class_name: str, max_tokens: int | None) -> int:
+        """How long the next answer is expected to be: as those before it, and no longer than its limit."""
+        count, total = self._answers.get((route, class_name), (0.0, 0.0))
+        if count < _ENOUGH_ANSWERS:
+            return max_tokens or EXPECTED_ANSWER_TOKENS
+        mean = max(1, round(total / count))
+        return mean if max_tokens is None else min(mean, max_tokens)
+
+    def saved_answers(self) -> list[list[Any]]:
+        """How long answers were, JSON-ready."""
+        return [[*names, *sums] for names, sums in self._answers.items()]
+
+    def restore_answers(self, saved: Any, policy: Policy) -> None:
+        """Know what `saved` said of routes that there still are. Raises ValueError."""
+        answers = {}
+        try:
+            for route, class_name, count, total in saved:
+                if not (0 < float(count) <= float(total) < float("inf")):
+                    raise ValueError(f"{count!r} answers of {total!r} tokens")
+                if route in policy.routes:
+                    answers[str(route), str(class_name)] = float(count), float(total)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the lengths of answers are malformed: {error}") from None
+        self._answers.update(answers)
 
     def saved(self, policy: Policy) -> dict[str, Any]:
         """What was learned of the policy's targets, JSON-ready."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.base import BackendError, Call, Goals, KVTransfer, Piece, PromptCount, Reply, Usage
-from policies import Target
+from policies import Profile, Target
 from router.errors import RouterError
 from router.incoming import Incoming
 from router.ledger import Record
@@ -48,6 +48,7 @@ class Answer:
         self._first_at: float | None = None
         self._last_at = self._arrived
         self._uncached_tokens = 0
+        self._profile: Profile | None = None
         self._closed = False
 
     # --- facts ---------------------------------------------------------------------------------------
@@ -83,6 +84,7 @@ class Answer:
         """Decide and try, until a target has begun to answer. Raises RouterError."""
         executor = self._executor
         profile, counts, refusals = executor.profile(self.incoming)
+        self._profile = profile
         self._decision = decision = executor.choose(profile)
         ready_at = dict.fromkeys(decision.order, 0.0)
         failures: dict[str, int] = {}
@@ -244,6 +246,14 @@ class Answer:
         await self.close(failure)
         return failure
 
+    def _learn_lengths(self, usage: Usage) -> None:
+        assert self._profile is not None and self._decision is not None
+        if self._profile.estimate is not None and usage.prompt_tokens:
+            self._known.tokens.learn(self._profile.estimate, usage.prompt_tokens)
+        if usage.completion_tokens:
+            decision = self._decision
+            self._executor.state.answered(decision.route, decision.class_name, usage.completion_tokens)
+
     async def aclose(self) -> None:
         """Release everything; where the answer was not finished, its work upstream is cancelled."""
         await self.close(asyncio.CancelledError())
@@ -267,6 +277,8 @@ class Answer:
         executor.left(self)
         if target is not None:
             self._known.end()
+            if error is None and self.usage is not None:
+                self._learn_lengths(self.usage)
             if error is None and self._first_at is not None and ttft_s is not None:
                 self._known.observe(self._uncached_tokens, self.attempts[-1].seconds, tpot_s, self._load)
         executor.ledger.add(

@@ -53,7 +53,7 @@ async def _answer(request: Request, surface: str) -> Response:
     if not isinstance(body, dict):
         error = {"message": "send a JSON object", "type": "invalid_request_error", "param": None, "code": None}
         return JSONResponse({"error": error}, status_code=400)
-    prompt_tokens = estimate_prompt_tokens(surface, body)
+    prompt_tokens = estimate_prompt_tokens(surface, body).tokens
     text = (
         "This answer comes from splitroute's demo provider, which stands in for a hosted API. "
         f"Your prompt has about {prompt_tokens} tokens."

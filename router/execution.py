@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from backends.base import Backend, BackendError, PromptCount
 from policies import (
     WEEKDAYS,
+    Estimate,
     NoCandidate,
     NoRoute,
     Policy,
@@ -60,6 +61,7 @@ class Executor:
                 same = old is not None and (old.provider, old.model) == (target.provider, target.model)
                 if same and backends.get(target.provider) is before.backends.get(target.provider):
                     self.state[name] = before.state[name]
+            self.state.restore_answers(before.state.saved_answers(), policy)
         self._timezone = ZoneInfo(policy.timezone)
         self._by_prefix = any(rule.choose == "prefix-affinity" for rules in policy.routes.values() for rule in rules)
 
@@ -86,12 +88,13 @@ class Executor:
             if provider in counts:
                 tokens_by_target[name] = counts[provider].tokens
             self.state[name].context = backend.context_limit()
+        exact = next(iter(tokens_by_target.values()), None)
+        estimate = self._estimate(incoming, tokens_by_target)
         now = datetime.now(self._timezone)
         metadata = incoming.body.get("metadata")
-        exact = next(iter(tokens_by_target.values()), None)
         profile = Profile(
             model=incoming.model,
-            prompt_tokens=exact if exact is not None else estimate_prompt_tokens(incoming.surface, incoming.body),
+            prompt_tokens=exact or (estimate.tokens if estimate is not None else 1),
             exact=exact is not None,
             max_tokens=incoming.max_tokens,
             goals=incoming.goals,
@@ -106,8 +109,18 @@ class Executor:
             session=incoming.session,
             prefix=prefix_of(incoming.surface, incoming.body) if self._by_prefix else None,
             tokens_by_target=tokens_by_target,
+            estimate=estimate,
         )
         return profile, counts, refusals
+
+    def _estimate(self, incoming: Incoming, tokens_by_target: dict[str, int]) -> Estimate | None:
+        """None where every target counts exactly. Those that do not get what they are expected to count."""
+        estimate = None
+        for name in self._targets_of(incoming.model):
+            if name not in tokens_by_target:
+                estimate = estimate or estimate_prompt_tokens(incoming.surface, incoming.body)
+                tokens_by_target[name] = self.state[name].tokens.corrected(estimate)
+        return estimate
 
     def _targets_of(self, route: str) -> list[str]:
         """The targets of a route in the order its rules name them."""

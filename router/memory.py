@@ -26,6 +26,7 @@ def recall(router: Router, path: Path) -> list[str]:
         saved = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(saved, dict) or saved.get("version") != _VERSION or not isinstance(saved["targets"], dict):
             raise ValueError("it is of another version")
+        router.state.restore_answers(saved.get("answers", []), router.policy)
         return router.state.restore(saved["targets"], router.policy)
     except FileNotFoundError:
         return []
@@ -36,7 +37,8 @@ def recall(router: Router, path: Path) -> list[str]:
 
 def save(router: Router, path: Path) -> None:
     """Write the file, whole or not at all. Raises OSError."""
-    text = json.dumps({"version": _VERSION, "targets": router.state.saved(router.policy)})
+    state = router.state
+    text = json.dumps({"version": _VERSION, "targets": state.saved(router.policy), "answers": state.saved_answers()})
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Sample, Surface, Usage, read_usage
+from backends.hosted.counting import TokenizerMissing, count_body, text_counter
 from backends.hosted.http import HttpClient, Response
 from backends.hosted.refusals import in_band, refusal
 from backends.hosted.sse import Event, EventTooLarge, Splitter
@@ -35,8 +37,14 @@ class OpenAIBackend:
         self._client: HttpClient | None = None
         self._refuses_stream_options = False
         self._last_error: str | None = None
+        self._count: Callable[[str], int] | None = None
 
     async def start(self) -> None:
+        if self._options.tokenizer is not None and self._count is None:
+            try:
+                self._count = await asyncio.to_thread(text_counter, self._options.tokenizer)
+            except TokenizerMissing as missing:
+                raise BackendError(f"provider {self.name}: {missing}", status=500) from None
         if self._client is None:
             self._client = HttpClient(
                 self.name, self._options.base_url, self._headers, self._options.connect_timeout_ms / 1000
@@ -48,7 +56,10 @@ class OpenAIBackend:
             await client.aclose()
 
     def count_prompt(self, surface: Surface, body: Mapping[str, Any]) -> PromptCount | None:
-        return None
+        if self._count is None:
+            return None
+        tokens = count_body(self._count, surface, body)
+        return None if tokens is None else PromptCount(tokens, exact=True)
 
     def samples(self) -> list[Sample]:
         return []

@@ -32,6 +32,7 @@ class Outcome:
     cost_usd: float | None = None
     load: int = 0
     """What was under way at its target when it came."""
+    route: str = ""
     predicted: float | None = None
     """The chance to meet the goals that was predicted for its target."""
 
@@ -132,6 +133,7 @@ class _Run:
             decision.class_name,
             wanted.stricter(rule.slo.goals) if rule.slo else wanted,
             name,
+            route=profile.model,
             predicted=next(one.p_meet for one in decision.candidates if one.target == name),
         )
         price = self.policy.targets[name].price
@@ -148,6 +150,7 @@ class _Run:
         assert outcome.ttft_s is not None
         self.state[name].end()
         self.state[name].observe(uncached, outcome.ttft_s, outcome.tpot_s, outcome.load)
+        self.state.answered(outcome.route, outcome.class_name, outcome.request.output_tokens)
 
     def _spread(self, speed: Speed) -> float:
         sigma = speed.spread

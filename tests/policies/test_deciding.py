@@ -202,11 +202,11 @@ def test_a_failing_check_says_what_was_expected_and_what_came() -> None:
 )
 def test_estimates_are_in_the_range(text: str, low: int, high: int) -> None:
     body = {"messages": [{"role": "user", "content": text}]}
-    assert low <= policies.estimate_prompt_tokens("chat.completions", body) <= high
+    assert low <= policies.estimate_prompt_tokens("chat.completions", body).tokens <= high
 
 
 def test_token_ids_are_counted() -> None:
-    assert policies.estimate_prompt_tokens("completions", {"prompt": [1, 2, 3]}) == 3
+    assert policies.estimate_prompt_tokens("completions", {"prompt": [1, 2, 3]}).tokens == 3
 
 
 _JSON = st.recursive(
@@ -219,4 +219,4 @@ _JSON = st.recursive(
 def test_any_json_has_an_estimate(messages: Any, prompt: Any, tools: Any) -> None:
     body = {"messages": messages, "prompt": prompt, "tools": tools}
     for surface in ("chat.completions", "completions"):
-        assert policies.estimate_prompt_tokens(surface, body) >= 1
+        assert policies.estimate_prompt_tokens(surface, body).tokens >= 1
