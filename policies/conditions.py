@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Facts = Mapping[str, Any]
@@ -59,12 +59,23 @@ class Condition:
     any_of: tuple[tuple[Condition, ...], ...] = ()
     all_of: tuple[Condition, ...] = ()
     none_of: tuple[Condition, ...] = ()
+    _plain: tuple[tuple[str, Callable[[Any, Any], bool], Any], ...] = field(init=False, repr=False, compare=False)
+    """Those of `tests` that compare one fact: most of them, and first in line, because this runs for every rule."""
+    _keyed: tuple[Test, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        plain = [test for test in self.tests if test.key is None and test.signal not in SETS]
+        object.__setattr__(self, "_plain", tuple((test.signal, OPERATORS[test.op], test.value) for test in plain))
+        object.__setattr__(self, "_keyed", tuple(test for test in self.tests if test not in plain))
 
     def __bool__(self) -> bool:
         return bool(self.tests or self.any_of or self.all_of or self.none_of)
 
     def holds(self, facts: Facts) -> bool:
-        for test in self.tests:  # plain loops: this runs for every rule of every request
+        for signal, holds, value in self._plain:
+            if (fact := facts[signal]) is None or not holds(fact, value):
+                return False
+        for test in self._keyed:
             if not test.holds(facts):
                 return False
         for group in self.any_of:

@@ -11,7 +11,7 @@ from policies.overrides import UNCHANGED
 if TYPE_CHECKING:
     from policies.state import TargetState
 
-Kind = Literal["context", "needs", "overrides"]
+Kind = Literal["context", "needs", "overrides", "budget"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from policies.model import Goals
 
 _HEADER_CHARS = 256
 
@@ -24,10 +27,30 @@ class Candidate(NamedTuple):
     """Of this request, at the expected answer length; None where the target has no price."""
 
 
+class Predicted(NamedTuple):
+    """What was expected of a target when a request was decided; None where nothing was known."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    p_meet: float | None
+
+
 class Decision:
     """Where a request goes. The same inputs give the same decision, live, in `explain` and in checks."""
 
-    __slots__ = ("_candidates", "choose", "class_name", "order", "reason", "route", "rule")
+    __slots__ = (
+        "_candidates",
+        "choose",
+        "class_name",
+        "goals",
+        "left",
+        "mirror",
+        "order",
+        "predicted",
+        "reason",
+        "route",
+        "rule",
+    )
 
     def __init__(
         self,
@@ -38,6 +61,10 @@ class Decision:
         candidates: Callable[[], tuple[Candidate, ...]],
         order: tuple[str, ...],
         reason: str,
+        mirror: str | None = None,
+        left: frozenset[str] = frozenset(),
+        goals: Goals | None = None,
+        predicted: Callable[[str], Predicted] = lambda target: Predicted(None, None, None),
     ) -> None:
         """`candidates` is called when somebody asks: most decisions are carried out and never looked at."""
         self.route = route
@@ -49,6 +76,14 @@ class Decision:
         """The targets to try, best first."""
         self.reason = reason
         """Why the first one is first."""
+        self.mirror = mirror
+        """A target that gets a copy of the request."""
+        self.left = left
+        """With `choose: spill-over`, the targets that do not keep the goals."""
+        self.predicted = predicted
+        """By target, one of `order`."""
+        self.goals = goals
+        """The request's and the rule's, the stricter of each; None where nothing is asked."""
         self._candidates: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = candidates
 
     @property
@@ -73,8 +108,10 @@ class Decision:
             "class": self.class_name,
             "rule": self.rule,
             "choose": self.choose,
+            "goals": {"ttft_ms": self.goals.ttft_ms, "tpot_ms": self.goals.tpot_ms} if self.goals else None,
             "candidates": [candidate._asdict() for candidate in self.candidates],
             "order": self.order,
+            "mirror": self.mirror,
             "reason": self.reason,
         }
 

@@ -164,6 +164,26 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A target that gets a share of a rule's requests."""
+
+    target: str
+    percent: float
+    """Above 0, and at most 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """How `choose: spill-over` comes back, and what it may cost."""
+
+    back_at: float | None = None
+    """The chance to keep the goals with which a target that was left is taken again; None for half-way between the
+    rule's `at` and 1."""
+    usd_per_hour: float | None = None
+    """What the answers of the last hour may cost together; None for anything."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     when: Condition
     candidates: tuple[str, ...]
@@ -173,6 +193,17 @@ class Rule:
     """Where the rule stands in the file, from 1."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """By target, for choices that spread load; 1 for who is not named."""
+    spill: Spill = field(default_factory=Spill)
+    canary: Share | None = None
+    """A target outside `candidates` that comes before them for a share of sessions, or of requests without one."""
+    mirror: Share | None = None
+    """A target that gets copies of a share of requests; what it answers nobody sees."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every target that requests of this rule may reach."""
+        more = [share.target for share in (self.canary, self.mirror) if share is not None]
+        return (*self.candidates, *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +241,8 @@ class Policy:
     routes: Mapping[str, tuple[Rule, ...]]
     """By the model name that clients ask for. Each route's last rule always matches."""
     resilience: Resilience = field(default_factory=Resilience)
+    """Where a route has none of its own."""
+    resilience_by_route: Mapping[str, Resilience] = field(default_factory=dict)
     overrides: frozenset[str] = frozenset(OVERRIDES)
     """Those that a request may have."""
     timezone: str = "UTC"
@@ -218,6 +251,12 @@ class Policy:
 
     headers_asked_for: frozenset[str] = field(init=False)
     """Names of HTTP headers that conditions look at, in lower case."""
+
+    def resilience_of(self, route: str) -> Resilience:
+        return self.resilience_by_route.get(route, self.resilience)
+
+    def rule_at(self, route: str, line: int) -> Rule:
+        return next(rule for rule in self.routes[route] if rule.line == line)
 
     def __post_init__(self) -> None:
         whens = [one.when for one in self.classes] + [rule.when for rules in self.routes.values() for rule in rules]

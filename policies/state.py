@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ EXPECTED_ANSWER_TOKENS = 256
 """The length of an answer that nobody limited, until answers of its class were seen."""
 _ENOUGH_ANSWERS = 5
 _FORGET_ANSWERS = 0.99
+_SPENDING_STEP_S = 60.0
 
 
 class TargetState:
@@ -79,6 +81,11 @@ class RouterState(dict[str, TargetState]):
         super().__init__()
         self.turns: dict[tuple[str, int], int] = {}
         """Requests sent so far, by route and by the line of its rule."""
+        self.now_s = 0.0
+        """On any clock that only goes forward; whoever owns this sets it before decisions and spendings."""
+        self._left: dict[tuple[str, int], frozenset[str]] = {}
+        self._spent: dict[tuple[str, int], deque[tuple[float, float]]] = {}
+        """By rule: (when, USD), over minutes."""
         self._answers: dict[tuple[str, str], tuple[float, float]] = {}
         """By route and class: (how many answers, their tokens), each making the older ones count less."""
 
@@ -132,10 +139,32 @@ class RouterState(dict[str, TargetState]):
                 known.append(name)
         return known
 
+    def left(self, rule: tuple[str, int]) -> frozenset[str]:
+        """The targets that `rule` (its route and line) has spilled over from."""
+        return self._left.get(rule, frozenset())
+
+    def spend(self, rule: tuple[str, int], usd: float) -> None:
+        """An answer of that rule cost so much."""
+        spent = self._spent.setdefault(rule, deque())
+        if spent and self.now_s - spent[-1][0] < _SPENDING_STEP_S:
+            at, before = spent.pop()
+            spent.append((at, before + usd))
+        else:
+            spent.append((self.now_s, usd))
+        while spent[0][0] <= self.now_s - 3600:
+            spent.popleft()
+
+    def spent_usd(self, rule: tuple[str, int]) -> float:
+        """In the last hour."""
+        since = self.now_s - 3600
+        return sum(usd for at, usd in self._spent.get(rule, ()) if at > since)
+
     def sent(self, decision: Decision) -> None:
         """A decision is carried out."""
         rule = (decision.route, decision.rule)
         self.turns[rule] = self.turns.get(rule, 0) + 1
+        if decision.choose == "spill-over":
+            self._left[rule] = decision.left
         for name in decision.order[1:]:
             self[name].passed_over += 1
         self[decision.order[0]].passed_over = 0

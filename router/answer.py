@@ -33,7 +33,7 @@ class Answer:
 
     def __init__(self, executor: Executor, incoming: Incoming) -> None:
         self._executor = executor
-        self._resilience = executor.policy.resilience
+        self._resilience = executor.policy.resilience_of(incoming.model)
         self.incoming = incoming
         self.attempts: list[Attempt] = []
         self.usage: Usage | None = None
@@ -86,6 +86,8 @@ class Answer:
         profile, counts, refusals = executor.profile(self.incoming)
         self._profile = profile
         self._decision = decision = executor.choose(profile)
+        if decision.mirror is not None:
+            executor.mirrors.send(decision.mirror, self.incoming)
         ready_at = dict.fromkeys(decision.order, 0.0)
         failures: dict[str, int] = {}
         error: BackendError | None = None
@@ -251,8 +253,11 @@ class Answer:
         if self._profile.estimate is not None and usage.prompt_tokens:
             self._known.tokens.learn(self._profile.estimate, usage.prompt_tokens)
         if usage.completion_tokens:
-            decision = self._decision
-            self._executor.state.answered(decision.route, decision.class_name, usage.completion_tokens)
+            decision, state = self._decision, self._executor.state
+            state.answered(decision.route, decision.class_name, usage.completion_tokens)
+            if decision.choose == "spill-over" and (cost := self.cost_usd):
+                state.now_s = time.monotonic()
+                state.spend((decision.route, decision.rule), cost)
 
     async def aclose(self) -> None:
         """Release everything; where the answer was not finished, its work upstream is cancelled."""

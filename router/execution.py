@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from router.answer import Answer
 from router.errors import RouterError
 from router.incoming import Incoming
 from router.ledger import Ledger
+from router.mirroring import Mirrors
 from router.overrides import FIELD, check_allowed
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _REFUSED_BY = {
     "context": ("context_length_exceeded", "messages"),
     "needs": ("unsupported_parameter", None),
+    "budget": ("budget_exhausted", None),
     "overrides": ("no_candidate", FIELD),
 }
 """(code, param) of the refusal, by what candidates failed by: that of the one that came nearest."""
@@ -52,6 +55,7 @@ class Executor:
         self.state = RouterState()
         self.ledger: Ledger = Ledger() if before is None else before.ledger
         self._rng: random.Random = random.Random() if before is None else before._rng
+        self.mirrors = Mirrors(self)
         self._under_way: set[Answer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,7 +129,7 @@ class Executor:
     def _targets_of(self, route: str) -> list[str]:
         """The targets of a route in the order its rules name them."""
         rules = self.policy.routes.get(route, ())
-        return list(dict.fromkeys(name for rule in rules for name in rule.candidates))
+        return list(dict.fromkeys(name for rule in rules for name in rule.targets))
 
     def choose(self, profile: Profile) -> Decision:
         """Decide, and take note that it is carried out. Raises RouterError."""
@@ -142,12 +146,14 @@ class Executor:
     def _decide(self, profile: Profile, rng: random.Random) -> Decision:
         """Raises RouterError where no route or no candidate can take the request."""
         try:
+            self.state.now_s = time.monotonic()
             return decide(self.policy, profile, self.state, rng)
         except NoRoute as error:
             raise RouterError(str(error), status=404, code="model_not_found", param="model") from None
         except NoCandidate as error:
             code, param = _REFUSED_BY[next(kind for kind in _REFUSED_BY if kind in error.kinds)]
-            raise RouterError(str(error), status=400, code=code, param=param, decision=error.decision) from None
+            status = 429 if code == "budget_exhausted" else 400
+            raise RouterError(str(error), status=status, code=code, param=param, decision=error.decision) from None
 
     # --- attempts ------------------------------------------------------------------------------------
 
@@ -171,5 +177,6 @@ class Executor:
             self._idle.set()
 
     async def drained(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until nothing is under way; copies for mirrors are given up."""
         await self._idle.wait()
+        await self.mirrors.aclose()

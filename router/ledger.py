@@ -38,6 +38,16 @@ class Record:
     error: str | None
     """The code or type of what ended it, None where it ended well; `cancelled` where its client left."""
 
+    @property
+    def met(self) -> bool | None:
+        """Whether it kept its goals; None where it had none, or where it cannot be told."""
+        goals = self.decision.goals if self.decision is not None else None
+        if goals is None or self.ttft_s is None:
+            return None
+        if goals.ttft_ms is not None and self.ttft_s * 1000 > goals.ttft_ms:
+            return False
+        return goals.tpot_ms is None or self.tpot_s is None or self.tpot_s * 1000 <= goals.tpot_ms
+
 
 class Ledger:
     """The latest records, newest last; `add` also keeps the metrics."""

@@ -17,6 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _E2E = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+_RATIO = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.11, 1.25, 1.5, 2.0, 4.0, 10.0)
 # An edge at 50 ms: past it a hand-over can be felt between two tokens.
 _TRANSFER = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -65,6 +66,19 @@ class Metrics:
         self._e2e = histogram("request_seconds", "From arrival to the end of the answer", _E2E, "target", "class")
         self._tokens = counter("tokens_total", "Tokens by direction", "target", "direction")
         self._cost = counter("cost_usd_total", "Cost by the policy's prices", "target")
+        self.mirrored = counter(
+            "mirrored_requests_total", "Copies sent to mirrors, by how they ended", "target", "outcome"
+        )
+        self._ratio = histogram(
+            "time_to_first_token_observed_over_predicted", "1 where the prediction was right", _RATIO, "target"
+        )
+        self._goals = counter(
+            "goal_predictions_total",
+            "Answers by the chance to meet their goals that was predicted, in tenths, and by whether they did",
+            "target",
+            "predicted",
+            "met",
+        )
         self._moved = counter("kv_transfer_bytes_total", "KV bytes handed from prefill to decode", "transport")
         self._phases = histogram("kv_transfer_seconds", "The phases of a KV hand-over", _TRANSFER, "phase", "pair")
 
@@ -83,6 +97,11 @@ class Metrics:
         by = (record.target, decision.class_name)
         if record.ttft_s is not None:
             self._ttft.labels(*by).observe(record.ttft_s)
+            if (expected_ms := decision.predicted(record.target).ttft_ms) is not None:
+                self._ratio.labels(record.target).observe(record.attempts[-1].seconds * 1000 / expected_ms)
+        if record.met is not None and (chance := decision.predicted(record.target).p_meet) is not None:
+            tenth = min(9, int(chance * 10)) / 10
+            self._goals.labels(record.target, f"{tenth:.1f}", "yes" if record.met else "no").inc()
         if record.tpot_s is not None:
             self._tpot.labels(*by).observe(record.tpot_s)
         self._e2e.labels(*by).observe(record.total_s)

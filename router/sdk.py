@@ -135,6 +135,7 @@ class Router:
             await asyncio.gather(*(backend.aclose() for backend in leaving))
 
     async def _stop_backends(self) -> None:
+        await self._executor.mirrors.aclose()
         for task in list(self._retiring):
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)

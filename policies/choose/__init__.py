@@ -12,6 +12,7 @@ from policies.choose.most_likely_to_meet_slo import most_likely_to_meet_slo
 from policies.choose.option import Asked, Chooser, Option
 from policies.choose.prefix_affinity import prefix_affinity
 from policies.choose.round_robin import round_robin
+from policies.choose.spill_over import spill_over
 from policies.choose.sticky import sticky
 from policies.choose.weighted import weighted
 
@@ -19,6 +20,7 @@ CHOOSERS: dict[str, Chooser] = {
     "in-order": in_order,
     "cheapest-meeting-slo": cheapest_meeting_slo,
     "most-likely-to-meet-slo": most_likely_to_meet_slo,
+    "spill-over": spill_over,
     "lowest-latency": lowest_latency,
     "highest-throughput": highest_throughput,
     "cheapest": cheapest,
@@ -28,7 +30,7 @@ CHOOSERS: dict[str, Chooser] = {
     "prefix-affinity": prefix_affinity,
     "sticky": sticky,
 }
-BY_GOALS = frozenset({"cheapest-meeting-slo", "most-likely-to-meet-slo", "lowest-latency"})
+BY_GOALS = frozenset({"cheapest-meeting-slo", "most-likely-to-meet-slo", "lowest-latency", "spill-over"})
 """Those to which a rule's `slo` matters."""
 BY_WEIGHTS = frozenset({"weighted", "least-busy", "prefix-affinity", "sticky"})
 """Those to which a rule's `weights` matter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,10 @@ class Asked:
     """Names how the prompt begins."""
     answer_tokens: int = 1
     """As many as the answer is expected to have."""
+    left: Collection[str] = ()
+    """The targets that this rule has spilled over from, and not come back to."""
+    back_at: float = 1.0
+    """The chance to keep the goals with which it comes back."""
 
 
 Chooser = Callable[[list[Option], Asked], tuple[list[Option], str]]

@@ -62,8 +62,12 @@ def load(text: str, *, filename: str, env: Mapping[str, str], provider_types: Ma
     route_names = [entry.key for entry in routes_node] if isinstance(routes_node, Mapping_) else []
     classes = read_classes(reader, nodes.get("classes"), route_names)
     class_names = [one.name for one in classes]
-    routes = read_routes(reader, routes_node, targets, class_names) if "routes" in nodes else {}
-    resilience = read_resilience(reader, nodes["resilience"]) if "resilience" in nodes else Resilience()
+    resilience = Resilience()
+    if "resilience" in nodes:
+        resilience = read_resilience(reader, nodes["resilience"], resilience)
+    routes, resilience_by_route = (
+        read_routes(reader, routes_node, targets, class_names, resilience) if "routes" in nodes else ({}, {})
+    )
     checks = read_checks(reader, nodes["checks"], route_names, targets, class_names) if "checks" in nodes else ()
     overrides = read_overrides(reader, nodes["overrides"]) if "overrides" in nodes else frozenset(OVERRIDES)
     timezone = read_timezone(reader, nodes["timezone"]) if "timezone" in nodes else "UTC"
@@ -75,6 +79,7 @@ def load(text: str, *, filename: str, env: Mapping[str, str], provider_types: Ma
         classes=classes,
         routes=routes,
         resilience=resilience,
+        resilience_by_route=resilience_by_route,
         overrides=overrides,
         timezone=timezone,
         checks=checks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from policies.loader.language import Mapping_, Node, Scalar
@@ -28,7 +28,8 @@ _REQUEST_KEYS = (
 _CHECK_EXAMPLE = "- {request: {model: chat, prompt_tokens: 6000}, expect: {target: mini}}"
 
 
-def read_resilience(reader: Reader, node: Node) -> Resilience:
+def read_resilience(reader: Reader, node: Node, base: Resilience) -> Resilience:
+    """What it does not say is as in `base`."""
     names = [field.name for field in fields(Resilience)]
     found = reader.entries(node, "'resilience'", "{retries: 2, ttft_timeout_ms: 3000}", names)
     values: dict[str, Any] = {}
@@ -37,7 +38,7 @@ def read_resilience(reader: Reader, node: Node) -> Resilience:
             values[name] = reader.one_of(entry.value, "'after_commit'", ["error"])
         else:
             values[name] = reader.whole(entry.value, repr(name), 0 if name == "retries" else 1)
-    return Resilience(**{name: value for name, value in values.items() if value is not None})
+    return replace(base, **{name: value for name, value in values.items() if value is not None})
 
 
 def read_overrides(reader: Reader, node: Node) -> frozenset[str]:

@@ -8,23 +8,36 @@ from collections.abc import Iterable, Mapping
 from policies.choose import BY_GOALS, BY_WEIGHTS, CHOOSERS
 from policies.conditions import Condition
 from policies.loader.conditions import read_when
-from policies.loader.language import Mapping_, Node, Scalar
+from policies.loader.language import Entry, Mapping_, Node, Scalar
 from policies.loader.reader import Reader, shown
+from policies.loader.rest import read_resilience
 from policies.loader.targets import goals_of
-from policies.model import Rule, Slo
+from policies.model import Resilience, Rule, Share, Slo, Spill
 
 _EXAMPLE = "- {candidates: [mini, tiny], choose: in-order}"
-_KEYS = ("when", "candidates", "choose", "slo", "weights")
+_KEYS = ("when", "candidates", "choose", "slo", "weights", "spill", "canary", "mirror")
+_SHARE_EXAMPLE = "{target: next, percent: 5}"
+
+Routes = tuple[dict[str, tuple[Rule, ...]], dict[str, Resilience]]
 
 
-def read_routes(
-    reader: Reader, node: Node, targets: Iterable[str], classes: Iterable[str]
-) -> dict[str, tuple[Rule, ...]]:
-    """By the model name that clients ask for."""
+def read_routes(reader: Reader, node: Node, targets: Iterable[str], classes: Iterable[str], base: Resilience) -> Routes:
+    """The rules and, where a route has its own, the resilience, by the model name that clients ask for."""
     names, known = tuple(targets), {"class": tuple(classes)}
-    routes = {}
+    routes: dict[str, tuple[Rule, ...]] = {}
+    resilience: dict[str, Resilience] = {}
     for entry in reader.mapping(node, "'routes'", f"chat: [{_EXAMPLE[2:]}]") or ():
-        items = reader.sequence(entry.value, f"route {entry.key!r}", _EXAMPLE)
+        rules_node: Node = entry.value
+        if isinstance(rules_node, Mapping_):
+            what = f"route {entry.key!r}"
+            found = reader.entries(rules_node, what, f"[{_EXAMPLE[2:]}]", ("rules", "resilience"))
+            if "resilience" in found:
+                resilience[entry.key] = read_resilience(reader, found["resilience"].value, base)
+            if "rules" not in found:
+                reader.problems.add(entry, f"{what} has no 'rules'", f"write it as rules: [{_EXAMPLE[2:]}]")
+                continue
+            rules_node = found["rules"].value
+        items = reader.sequence(rules_node, f"route {entry.key!r}", _EXAMPLE)
         if items is None:
             continue
         rules: list[Rule] = []
@@ -46,7 +59,7 @@ def read_routes(
         routes[entry.key] = tuple(rules)
     if isinstance(node, Mapping_) and not routes:
         reader.problems.add(node, "'routes' is empty", f"name at least one, such as chat: [{_EXAMPLE[2:]}]")
-    return routes
+    return routes, resilience
 
 
 def _rule(
@@ -80,7 +93,43 @@ def _rule(
     weights = _weights(reader, what, found["weights"].value, candidates) if "weights" in found else {}
     if "weights" in found and choose is not None and choose not in BY_WEIGHTS:
         reader.problems.add(found["weights"], f"'weights' have no effect with choose: {choose}", "use weighted")
-    return Rule(when, tuple(candidates), choose or "in-order", slo, node.line, weights)
+    spill = _spill(reader, what, found["spill"].value) if "spill" in found else Spill()
+    if "spill" in found and choose not in (None, "spill-over"):
+        reader.problems.add(found["spill"], f"'spill' has no effect with choose: {choose}", "use spill-over")
+    if slo is not None and spill.back_at is not None and spill.back_at < slo.at:
+        reader.problems.add(
+            found["spill"], f"'back_at' is below the slo's 'at' ({slo.at:g})", "a target comes back at a higher chance"
+        )
+    canary, mirror = (_percent(reader, what, found.get(name), targets, candidates) for name in ("canary", "mirror"))
+    return Rule(when, tuple(candidates), choose or "in-order", slo, node.line, weights, spill, canary, mirror)
+
+
+def _spill(reader: Reader, what: str, node: Node) -> Spill:
+    found = reader.entries(node, f"'spill' of {what}", "{back_at: p97, usd_per_hour: 5}", ("back_at", "usd_per_hour"))
+    return Spill(
+        read_share(reader, found["back_at"].value, "'back_at'") if "back_at" in found else None,
+        reader.amount(found["usd_per_hour"].value, "'usd_per_hour'", low=0.0) if "usd_per_hour" in found else None,
+    )
+
+
+def _percent(
+    reader: Reader, what: str, entry: Entry | None, targets: tuple[str, ...], candidates: list[str]
+) -> Share | None:
+    if entry is None:
+        return None
+    found = reader.entries(entry.value, f"{entry.key!r} of {what}", _SHARE_EXAMPLE, ("target", "percent"))
+    if not isinstance(entry.value, Mapping_):
+        return None
+    for needed in ("target", "percent"):
+        if needed not in found:
+            reader.problems.add(entry, f"{entry.key!r} of {what} has no {needed!r}", f"write it as {_SHARE_EXAMPLE}")
+    target = reader.one_of(found["target"].value, "target", targets) if "target" in found else None
+    percent = reader.amount(found["percent"].value, "'percent'", above=0.0) if "percent" in found else None
+    if percent is not None and percent > 100:
+        reader.problems.add(found["percent"].value, f"'percent' must be at most 100, not {percent:g}")
+    if entry.key == "canary" and target in candidates:
+        reader.problems.add(found["target"].value, f"the canary {target!r} is a candidate too", "leave one of them out")
+    return Share(target, percent) if target is not None and percent is not None else None
 
 
 def _weights(reader: Reader, what: str, node: Node, candidates: list[str]) -> dict[str, float]:
@@ -100,11 +149,11 @@ def _slo(reader: Reader, what: str, node: Node) -> Slo | None:
     goals = goals_of(reader, found)
     if not {"ttft_ms", "tpot_ms"} & set(found):
         reader.problems.add(node, f"'slo' of {what} has neither 'ttft_ms' nor 'tpot_ms'", f"write it as {example}")
-    share = _share(reader, found["at"].value) if "at" in found else None
+    share = read_share(reader, found["at"].value, "'at'") if "at" in found else None
     return Slo(goals) if share is None else Slo(goals, share)
 
 
-def _share(reader: Reader, node: Node) -> float | None:
+def read_share(reader: Reader, node: Node, what: str) -> float | None:
     """`p90` or 0.9."""
     if isinstance(node, Scalar) and not node.broken:
         value = node.value
@@ -112,5 +161,5 @@ def _share(reader: Reader, node: Node) -> float | None:
             value = float(found[1]) / 100
         if isinstance(value, float) and 0 < value < 1:
             return value
-        reader.problems.add(node, f"'at' must be a share such as p90 or 0.9, not {shown(node)}")
+        reader.problems.add(node, f"{what} must be a share such as p90 or 0.9, not {shown(node)}")
     return None

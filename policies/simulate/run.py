@@ -119,6 +119,7 @@ class _Run:
             session=request.session,
             prefix=str(request.prefixes[0]) if request.prefixes else None,
         )
+        self.state.now_s = self.now
         try:
             decision = decide(self.policy, profile, self.state, self.rng)
         except NoRoute:
@@ -127,17 +128,19 @@ class _Run:
             return Outcome(request, error.decision.class_name, wanted, None)
         self.state.sent(decision)
         name = decision.order[0]
-        rule = next(rule for rule in self.policy.routes[profile.model] if rule.line == decision.rule)
+        rule = self.policy.rule_at(profile.model, decision.rule)
         outcome = Outcome(
             request,
             decision.class_name,
             wanted.stricter(rule.slo.goals) if rule.slo else wanted,
             name,
             route=profile.model,
-            predicted=next(one.p_meet for one in decision.candidates if one.target == name),
+            predicted=decision.predicted(name).p_meet,
         )
         price = self.policy.targets[name].price
         outcome.cost_usd = None if price is None else price.of(request.prompt_tokens, request.output_tokens)
+        if decision.choose == "spill-over" and outcome.cost_usd:
+            self.state.spend((decision.route, decision.rule), outcome.cost_usd)
         outcome.load = self.state[name].begin()
         behaviour = self.world.targets[name]
         if behaviour.cluster is None:
