@@ -44,8 +44,9 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
     canary = rule.canary if rule.canary is not None and _drawn(rule.canary, profile, rng) else None
     if canary is not None:
         names = (canary.target, *names)
+    targets = policy.targets
     for place, name in enumerate(names):
-        target, known = policy.targets[name], state.get(name)
+        target, known = targets[name], state.get(name)
         if (why := why_not(target, known, profile)) is not None:
             dropped[name] = why
         elif over_budget and (target.price is None or target.price.input or target.price.output):
@@ -116,12 +117,11 @@ def _option(
     prompt = profile.tokens_by_target.get(target.name, profile.prompt_tokens)
     price = target.price
     cost = None if price is None else price.of(prompt, answer_tokens)
-    # By position: this runs for every candidate of every request.
-    if known is None or (predicted := known.predict(prompt)) is None:
+    # By position: it runs for every candidate of every request.
+    if known is None or (expected := known.predictor.expect(prompt, known.inflight, goals)) is None:
         inflight, passed_over = (known.inflight, known.passed_over) if known is not None else (0, 0)
         return Option(target.name, place, cost, None, None, None, target.expect, inflight, passed_over)
-    p_meet = predicted.p_meet(goals) if goals else None
-    ttft_ms, tpot_ms = predicted.ttft_ms, predicted.tpot_ms
+    ttft_ms, tpot_ms, p_meet = expected
     return Option(target.name, place, cost, ttft_ms, tpot_ms, p_meet, target.expect, known.inflight, known.passed_over)
 
 

@@ -110,34 +110,35 @@ class Prediction(NamedTuple):
 class _Fit:
     """y ≈ a + b·x + c·z, none of them negative, newer observations counting more: decayed sums, solved when asked."""
 
-    __slots__ = ("_line", "_s", "_spread")
+    __slots__ = ("_s", "_spread", "line")
 
     def __init__(self, spread: tuple[float, float]) -> None:
         self._spread = spread
         """How much x and z must differ before a slope is believed: damps slopes while all are alike."""
         self._s = [0.0] * 9
         """Decayed sums of 1, x, z, y, xx, xz, zz, xy, zy."""
-        self._line: tuple[float, float, float] | None = None
+        self.line: tuple[float, float, float] | None = None
+        """a, b and c, where they are known already."""
 
     @property
     def sums(self) -> list[float]:
         return list(self._s)
 
     def restore(self, sums: list[float]) -> None:
-        self._s, self._line = list(sums), None
+        self._s, self.line = list(sums), None
 
     def add(self, x: float, z: float, y: float) -> None:
         for index, value in enumerate((1.0, x, z, y, x * x, x * z, z * z, x * y, z * y)):
             self._s[index] = self._s[index] * _FORGET + value
-        self._line = None
+        self.line = None
 
     def at(self, x: float, z: float) -> float:
         """Called with at least one observation."""
-        a, b, c = self._line or self._solve()
+        a, b, c = self.line or self.solve()
         return a + b * x + c * z
 
-    def _solve(self) -> tuple[float, float, float]:
-        self._line = line = self._best()
+    def solve(self) -> tuple[float, float, float]:
+        self.line = line = self._best()
         return line
 
     def _best(self) -> tuple[float, float, float]:
@@ -262,6 +263,26 @@ class Predictor:
             return None
         tpot_ms = self._tpot.at(load, 0.0) if self._tpots else None
         return Prediction(self._ttft.at(uncached_tokens, load), tpot_ms, self._n, self._residuals)
+
+    def expect(self, uncached_tokens: int, load: int, goals: Goals) -> tuple[float, float | None, float | None] | None:
+        """What `predict` says, and `p_meet` of it where there are goals: (TTFT in ms, TPOT in ms, chance). In one call,
+        because it is made for every candidate of every request."""
+        if not self._n:
+            return None
+        fit = self._ttft
+        a, b, c = fit.line or fit.solve()
+        ttft_ms = a + b * uncached_tokens + c * load
+        tpot_ms = None
+        if self._tpots:
+            fit = self._tpot
+            a, b, _ = fit.line or fit.solve()
+            tpot_ms = a + b * load
+        if goals.tpot_ms is not None or goals.ttft_ms is None:
+            chance = Prediction(ttft_ms, tpot_ms, self._n, self._residuals).p_meet(goals) if goals else None
+        else:
+            room = goals.ttft_ms / (ttft_ms if ttft_ms > _FLOOR_MS else _FLOOR_MS)
+            chance = self._residuals.share(room, None)
+        return ttft_ms, tpot_ms, chance
 
 
 def _finite(value: Any) -> float:

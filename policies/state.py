@@ -24,10 +24,10 @@ _SPENDING_STEP_S = 60.0
 class TargetState:
     """One target: what it has been observed to do, and what it is doing."""
 
-    __slots__ = ("_predictor", "context", "inflight", "passed_over", "tokens")
+    __slots__ = ("context", "inflight", "passed_over", "predictor", "tokens")
 
     def __init__(self) -> None:
-        self._predictor = Predictor()
+        self.predictor = Predictor()
         self.tokens = Calibration()
         self.inflight = 0
         """Attempts under way."""
@@ -52,14 +52,14 @@ class TargetState:
 
         `tpot_s` is None for an answer of one token. Raises ValueError for what cannot be a measurement.
         """
-        self._predictor.observe(uncached_tokens, ttft_s, tpot_s, load)
+        self.predictor.observe(uncached_tokens, ttft_s, tpot_s, load)
         self.passed_over = 0
 
     def saved(self) -> dict[str, Any] | None:
         """What was learned, JSON-ready; None for nothing."""
-        if self._predictor.predict(1) is None:
+        if self.predictor.predict(1) is None:
             return None
-        return {**self._predictor.saved(), "tokens": self.tokens.saved()}
+        return {**self.predictor.saved(), "tokens": self.tokens.saved()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Raises ValueError where `saved` is malformed."""
@@ -67,11 +67,11 @@ class TargetState:
         if not isinstance(tokens, Mapping):
             raise ValueError("the token counts are no mapping")
         self.tokens.restore(tokens)
-        self._predictor.restore(saved)
+        self.predictor.restore(saved)
 
     def predict(self, uncached_tokens: int) -> Prediction | None:
         """For a prompt with that many tokens to compute, as things are; None while nothing has been observed."""
-        return self._predictor.predict(uncached_tokens, self.inflight)
+        return self.predictor.predict(uncached_tokens, self.inflight)
 
 
 class RouterState(dict[str, TargetState]):
