@@ -14,7 +14,7 @@ from policies.model import Check, Profile, Resilience
 from policies.needs import NEEDS
 from policies.overrides import OVERRIDES
 
-_REQUEST_KEYS = (
+REQUEST_KEYS = (
     "model",
     "prompt_tokens",
     "max_tokens",
@@ -79,7 +79,7 @@ def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Che
     if len(parts) < 2:
         return None
     asked = parts["request"].value
-    found = reader.entries(asked, "'request' of a check", _CHECK_EXAMPLE, _REQUEST_KEYS)
+    found = reader.entries(asked, "'request' of a check", _CHECK_EXAMPLE, REQUEST_KEYS)
     for needed in ("model", "prompt_tokens"):
         if needed not in found and isinstance(asked, Mapping_):
             reader.problems.add(asked, f"'request' of a check has no {needed!r}", f"write it as {_CHECK_EXAMPLE}")

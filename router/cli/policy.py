@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from router.cli import simulate
-from router.cli.parser import Parser
+from router.cli.parser import Parser, add_command
 
 if TYPE_CHECKING:
     from policies import Policy
@@ -18,6 +18,13 @@ examples:
 
 Every problem is printed as FILE:LINE:COLUMN: what is wrong (what to write instead). The environment variables
 that the policy names must be set; their values are not used.
+"""
+_SCHEMA_EXAMPLES = """\
+examples:
+  splitroute policy schema > policy.schema.json
+
+Editors with the YAML language server take it by a first line in the policy:
+  # yaml-language-server: $schema=policy.schema.json
 """
 
 
@@ -33,6 +40,10 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     )
     check.add_argument("file", metavar="FILE", help="the policy, in YAML")
     check.set_defaults(run=_check, parser=check)
+    schema = add_command(
+        actions, common, "schema", "print the policy language as a JSON Schema, for editors", _SCHEMA_EXAMPLES
+    )
+    schema.set_defaults(run=_schema, parser=schema)
     simulate.register(actions, common)
 
 
@@ -46,6 +57,16 @@ def load(file: str) -> Policy:
 
     text = Path(file).read_text(encoding="utf-8")
     return policies.load(text, filename=file, env=os.environ, provider_types=PROVIDER_OPTIONS)
+
+
+def _schema(args: argparse.Namespace) -> int:
+    import json
+
+    from backends import PROVIDER_OPTIONS
+    from policies.schema import schema
+
+    print(json.dumps(schema(PROVIDER_OPTIONS), indent=2))
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:
