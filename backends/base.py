@@ -108,6 +108,17 @@ class PromptCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a backend expects of a request if it came now, from its own queues, caches and speeds."""
+
+    uncached_tokens: int
+    """Prompt tokens that it would have to compute."""
+    ttft_s: float
+    tpot_s: float
+    """Until the next token, beside those that it serves."""
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     ok: bool
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -167,6 +178,9 @@ class Backend(Protocol):
         """Send `call`; return when the answer has begun. Raises BackendError when it is refused."""
 
     def health(self) -> Health: ...
+
+    def forecast(self, prompt: PromptCount, max_tokens: int | None, goals: Goals) -> Forecast | None:
+        """For a prompt that `count_prompt` counted; None where it cannot tell."""
 
     def samples(self) -> list[Sample]:
         """What it counts itself, for /metrics."""

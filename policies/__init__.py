@@ -6,7 +6,7 @@ from policies.decide import decide
 from policies.errors import NoCandidate, NoRoute, PolicyError, Problem
 from policies.explain import Candidate, Decision
 from policies.loader import load
-from policies.model import Goals, Policy, Price, Profile, Provider, Resilience, Target
+from policies.model import Forecast, Goals, Policy, Price, Profile, Provider, Resilience, Target
 from policies.needs import NEEDS, needs_of
 from policies.overrides import OVERRIDES, UNCHANGED, Overrides
 from policies.prefix import prefix_of
@@ -24,6 +24,7 @@ __all__ = [
     "CheckFailure",
     "Decision",
     "Estimate",
+    "Forecast",
     "Goals",
     "NoCandidate",
     "NoRoute",

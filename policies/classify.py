@@ -11,6 +11,7 @@ def facts_of(profile: Profile) -> dict[str, Any]:
     """What conditions can ask about a request, `class` aside. Goals are the request's own, in milliseconds."""
     return {
         "prompt_tokens": profile.prompt_tokens,
+        "uncached_tokens": profile.prompt_tokens if profile.uncached_tokens is None else profile.uncached_tokens,
         "max_tokens": profile.max_tokens,
         "ttft_ms": profile.goals.ttft_ms,
         "tpot_ms": profile.goals.tpot_ms,

@@ -10,7 +10,7 @@ from typing import Any
 Facts = Mapping[str, Any]
 """A value for each signal; None where the request does not say (no goal, no max_tokens)."""
 
-NUMBERS = ("prompt_tokens", "max_tokens", "ttft_ms", "tpot_ms", "priority", "hour")
+NUMBERS = ("prompt_tokens", "uncached_tokens", "max_tokens", "ttft_ms", "tpot_ms", "priority", "hour")
 TEXTS = ("class", "model", "session", "weekday")
 FLAGS = ("stream",)
 SETS = ("needs",)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import random
 
 
+_UNSEEN = TargetState()
+"""Of which nothing has been observed. Only read."""
+
+
 def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Random) -> Decision:
     """Order the targets that can take the request, best first.
 
@@ -117,11 +121,12 @@ def _option(
     prompt = profile.tokens_by_target.get(target.name, profile.prompt_tokens)
     price = target.price
     cost = None if price is None else price.of(prompt, answer_tokens)
-    # By position: it runs for every candidate of every request.
-    if known is None or (expected := known.predictor.expect(prompt, known.inflight, goals)) is None:
-        inflight, passed_over = (known.inflight, known.passed_over) if known is not None else (0, 0)
-        return Option(target.name, place, cost, None, None, None, target.expect, inflight, passed_over)
-    ttft_ms, tpot_ms, p_meet = expected
+    # By position: this runs for every candidate of every request.
+    known = known or _UNSEEN
+    if profile.forecasts and (forecast := profile.forecasts.get(target.name)) is not None:
+        ttft_ms, tpot_ms, p_meet = known.foreseen.expect(forecast, goals)
+    else:
+        ttft_ms, tpot_ms, p_meet = known.predictor.expect(prompt, known.inflight, goals)
     return Option(target.name, place, cost, ttft_ms, tpot_ms, p_meet, target.expect, known.inflight, known.passed_over)
 
 

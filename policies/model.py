@@ -48,6 +48,15 @@ def _smaller(one: float | None, other: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a target itself expects of a request if it came now: a P/D cluster knows its queues and its caches."""
+
+    uncached_tokens: int
+    ttft_ms: float
+    tpot_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What a decision knows of one request."""
 
@@ -79,6 +88,10 @@ class Profile:
     """Names how the prompt begins: alike for prompts that could share KV."""
     tokens_by_target: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens as each target counts them: by its tokenizer, or estimated and corrected by what it reported."""
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+    """By target, for those that make them."""
+    uncached_tokens: int | None = None
+    """Of the prompt, at the target where they are fewest; None where nobody knows of any that is cached."""
     estimate: Estimate | None = None
     """What a target's count is compared with; None where none needs it."""
 

@@ -12,13 +12,13 @@ weighted by age: a quantile of residuals, not a mean.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
-from policies.model import Goals
+from policies.model import Forecast, Goals
 
 _FORGET = 0.95
 _WINDOW = 64
@@ -78,6 +78,22 @@ class Residuals:
                 met += weight
         return met / total if used >= _ENOUGH else None
 
+    def saved(self) -> list[list[float | None]]:
+        return [list(ratio) for ratio in self.ratios]
+
+    def restore(self, saved: Any) -> None:
+        """Raises ValueError or TypeError where `saved` is malformed."""
+        ratios = [(_finite(ttft), None if tpot is None else _finite(tpot)) for ttft, tpot in saved]
+        for ttft, tpot in reversed(ratios[:_WINDOW]):
+            self.add(ttft, tpot)
+
+    def median(self) -> float:
+        """Of observed / predicted TTFT; 1 while nothing was observed."""
+        if not self.ratios:
+            return 1.0
+        ratios, weights = self._by_ttft or self._sorted()
+        return ratios[bisect_left(weights, weights[-1] / 2)]
+
     def _sorted(self) -> tuple[list[float], list[float]]:
         pairs = sorted(zip((ttft for ttft, _ in self.ratios), _WEIGHTS, strict=False))
         self._by_ttft = [ratio for ratio, _ in pairs], list(accumulate(weight for _, weight in pairs))
@@ -105,6 +121,10 @@ class Prediction(NamedTuple):
         return self.residuals.share(
             ttft_room, math.inf if self.tpot_ms is None else goals.tpot_ms / max(self.tpot_ms, _FLOOR_MS)
         )
+
+
+Expected = tuple[float | None, float | None, float | None]
+"""(TTFT in ms, TPOT in ms, chance to meet the goals), each None where nothing is known of it."""
 
 
 class _Fit:
@@ -234,7 +254,7 @@ class Predictor:
             "tpots": self._tpots,
             "ttft": self._ttft.sums,
             "tpot": self._tpot.sums,
-            "ratios": [list(ratio) for ratio in self._residuals.ratios],
+            "ratios": self._residuals.saved(),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -242,7 +262,8 @@ class Predictor:
         try:
             sums = {name: [_finite(value) for value in saved[name]] for name in ("ttft", "tpot")}
             counts = {name: int(_finite(saved[name])) for name in ("n", "tpots")}
-            ratios = [(_finite(ttft), None if tpot is None else _finite(tpot)) for ttft, tpot in saved["ratios"]]
+            residuals = Residuals()
+            residuals.restore(saved["ratios"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not what a predictor saved: {error}") from None
         if any(len(one) != len(self._ttft.sums) for one in sums.values()) or counts["n"] < 1 or sums["ttft"][0] <= 0:
@@ -253,9 +274,7 @@ class Predictor:
         self._ttft.restore(sums["ttft"])
         self._tpot.restore(sums["tpot"])
         self._newest.clear()
-        self._residuals = Residuals()
-        for ttft, tpot in reversed(ratios[:_WINDOW]):
-            self._residuals.add(ttft, tpot)
+        self._residuals = residuals
 
     def predict(self, uncached_tokens: int, load: int = 0) -> Prediction | None:
         """With `load` requests under way. None while nothing has been observed: unknown, not zero."""
@@ -264,11 +283,11 @@ class Predictor:
         tpot_ms = self._tpot.at(load, 0.0) if self._tpots else None
         return Prediction(self._ttft.at(uncached_tokens, load), tpot_ms, self._n, self._residuals)
 
-    def expect(self, uncached_tokens: int, load: int, goals: Goals) -> tuple[float, float | None, float | None] | None:
+    def expect(self, uncached_tokens: int, load: int, goals: Goals) -> Expected:
         """What `predict` says, and `p_meet` of it where there are goals: (TTFT in ms, TPOT in ms, chance). In one call,
         because it is made for every candidate of every request."""
         if not self._n:
-            return None
+            return None, None, None
         fit = self._ttft
         a, b, c = fit.line or fit.solve()
         ttft_ms = a + b * uncached_tokens + c * load
@@ -283,6 +302,25 @@ class Predictor:
             room = goals.ttft_ms / (ttft_ms if ttft_ms > _FLOOR_MS else _FLOOR_MS)
             chance = self._residuals.share(room, None)
         return ttft_ms, tpot_ms, chance
+
+
+class Foreseen:
+    """How far a target's own forecasts were off, and the chances that follows from that."""
+
+    __slots__ = ("residuals",)
+
+    def __init__(self) -> None:
+        self.residuals = Residuals()
+
+    def observe(self, forecast: Forecast, ttft_s: float, tpot_s: float | None) -> None:
+        tpot = None if tpot_s is None else tpot_s * 1000 / max(forecast.tpot_ms, _FLOOR_MS)
+        self.residuals.add(ttft_s * 1000 / max(forecast.ttft_ms, _FLOOR_MS), tpot)
+
+    def expect(self, forecast: Forecast, goals: Goals) -> Expected:
+        """As `Predictor.expect`. The times are the forecast's, corrected by the median of what came instead."""
+        residuals = self.residuals
+        chance = Prediction(forecast.ttft_ms, forecast.tpot_ms, 0, residuals).p_meet(goals) if goals else None
+        return forecast.ttft_ms * residuals.median(), forecast.tpot_ms, chance
 
 
 def _finite(value: Any) -> float:

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from policies.predict import Prediction, Predictor
+from policies.predict import Foreseen, Prediction, Predictor
 from policies.tokens import Calibration
 
 if TYPE_CHECKING:
     from policies.explain import Decision
-    from policies.model import Policy
+    from policies.model import Forecast, Policy
 
 
 EXPECTED_ANSWER_TOKENS = 256
@@ -24,10 +24,11 @@ _SPENDING_STEP_S = 60.0
 class TargetState:
     """One target: what it has been observed to do, and what it is doing."""
 
-    __slots__ = ("context", "inflight", "passed_over", "predictor", "tokens")
+    __slots__ = ("context", "foreseen", "inflight", "passed_over", "predictor", "tokens")
 
     def __init__(self) -> None:
         self.predictor = Predictor()
+        self.foreseen = Foreseen()
         self.tokens = Calibration()
         self.inflight = 0
         """Attempts under way."""
@@ -47,19 +48,30 @@ class TargetState:
             raise ValueError("end() without begin(): no attempt is under way")
         self.inflight -= 1
 
-    def observe(self, uncached_tokens: int, ttft_s: float, tpot_s: float | None = None, load: int = 0) -> None:
-        """Learn from one answer: the prompt tokens it had to compute, its times in seconds, and what `begin` gave.
+    def observe(
+        self,
+        uncached_tokens: int,
+        ttft_s: float,
+        tpot_s: float | None = None,
+        load: int = 0,
+        forecast: Forecast | None = None,
+    ) -> None:
+        """Learn from one answer: the prompt tokens it had to compute, its times in seconds, what `begin` gave, and what
+        the target itself had expected.
 
         `tpot_s` is None for an answer of one token. Raises ValueError for what cannot be a measurement.
         """
         self.predictor.observe(uncached_tokens, ttft_s, tpot_s, load)
+        if forecast is not None:
+            self.foreseen.observe(forecast, ttft_s, tpot_s)
         self.passed_over = 0
 
     def saved(self) -> dict[str, Any] | None:
         """What was learned, JSON-ready; None for nothing."""
         if self.predictor.predict(1) is None:
             return None
-        return {**self.predictor.saved(), "tokens": self.tokens.saved()}
+        foreseen = self.foreseen.residuals.saved()
+        return {**self.predictor.saved(), "tokens": self.tokens.saved(), "foreseen": foreseen}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Raises ValueError where `saved` is malformed."""
@@ -67,6 +79,10 @@ class TargetState:
         if not isinstance(tokens, Mapping):
             raise ValueError("the token counts are no mapping")
         self.tokens.restore(tokens)
+        try:
+            self.foreseen.residuals.restore(saved.get("foreseen", []))
+        except TypeError as error:
+            raise ValueError(f"how far forecasts were off is malformed: {error}") from None
         self.predictor.restore(saved)
 
     def predict(self, uncached_tokens: int) -> Prediction | None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.base import BackendError, Call, Goals, KVTransfer, Piece, PromptCount, Reply, Usage
-from policies import Profile, Target
+from policies import Forecast, Profile, Target
 from router.errors import RouterError
 from router.incoming import Incoming
 from router.ledger import Record
@@ -48,6 +48,7 @@ class Answer:
         self._first_at: float | None = None
         self._last_at = self._arrived
         self._uncached_tokens = 0
+        self._forecast: Forecast | None = None
         self._profile: Profile | None = None
         self._closed = False
 
@@ -100,7 +101,11 @@ class Answer:
             await asyncio.sleep(max(0.0, ready_at[name] - now))
             target = executor.policy.targets[name]
             counted = counts.get(target.provider)
-            self._uncached_tokens = counted.tokens if counted is not None else profile.prompt_tokens
+            # What the cluster foresaw was of the moment when the request came, not of after a failure.
+            self._forecast = profile.forecasts.get(name) if not self.attempts else None
+            self._uncached_tokens = profile.tokens_by_target.get(name, profile.prompt_tokens)
+            if self._forecast is not None:
+                self._uncached_tokens = self._forecast.uncached_tokens
             begun = time.monotonic()
             try:
                 if target.provider in refusals:
@@ -285,7 +290,9 @@ class Answer:
             if error is None and self.usage is not None:
                 self._learn_lengths(self.usage)
             if error is None and self._first_at is not None and ttft_s is not None:
-                self._known.observe(self._uncached_tokens, self.attempts[-1].seconds, tpot_s, self._load)
+                self._known.observe(
+                    self._uncached_tokens, self.attempts[-1].seconds, tpot_s, self._load, self._forecast
+                )
         executor.ledger.add(
             Record(
                 request_id=self.incoming.request_id,

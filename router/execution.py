@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from backends.base import Backend, BackendError, PromptCount
+from backends.base import Goals as BackendGoals
 from policies import (
     WEEKDAYS,
     Estimate,
+    Forecast,
     NoCandidate,
     NoRoute,
     Policy,
@@ -93,6 +95,7 @@ class Executor:
                 tokens_by_target[name] = counts[provider].tokens
             self.state[name].context = backend.context_limit()
         exact = next(iter(tokens_by_target.values()), None)
+        forecasts = self._forecasts(incoming, counts)
         estimate = self._estimate(incoming, tokens_by_target)
         now = datetime.now(self._timezone)
         metadata = incoming.body.get("metadata")
@@ -113,9 +116,23 @@ class Executor:
             session=incoming.session,
             prefix=prefix_of(incoming.surface, incoming.body) if self._by_prefix else None,
             tokens_by_target=tokens_by_target,
+            forecasts=forecasts,
+            uncached_tokens=min([one.uncached_tokens for one in forecasts.values()], default=None),
             estimate=estimate,
         )
         return profile, counts, refusals
+
+    def _forecasts(self, incoming: Incoming, counts: Mapping[str, PromptCount]) -> dict[str, Forecast]:
+        """By target, where its backend makes any."""
+        found: dict[str, Forecast] = {}
+        for name in self._targets_of(incoming.model):
+            provider = self.policy.targets[name].provider
+            if provider in counts:
+                goals = BackendGoals(incoming.goals.ttft_ms, incoming.goals.tpot_ms)
+                foreseen = self.backends[provider].forecast(counts[provider], incoming.max_tokens, goals)
+                if foreseen is not None:
+                    found[name] = Forecast(foreseen.uncached_tokens, foreseen.ttft_s * 1000, foreseen.tpot_s * 1000)
+        return found
 
     def _estimate(self, incoming: Incoming, tokens_by_target: dict[str, int]) -> Estimate | None:
         """None where every target counts exactly. Those that do not get what they are expected to count."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from backends.base import BackendError, Call, Health, PromptCount, Sample, Surface
+from backends.base import BackendError, Call, Forecast, Goals, Health, PromptCount, Sample, Surface
 from backends.disagg.changes import change
 from backends.disagg.choice import Choice
 from backends.disagg.cluster import Cluster
@@ -108,6 +108,11 @@ class DisaggBackend:
                 param="prompt",
             )
         return PromptCount(len(ids), exact=True, prompt_ids=tuple(ids))
+
+    def forecast(self, prompt: PromptCount, max_tokens: int | None, goals: Goals) -> Forecast | None:
+        if self._cluster is None or prompt.prompt_ids is None:
+            return None
+        return self._cluster.foresee(list(prompt.prompt_ids), max_tokens or self._context, goals)
 
     @staticmethod
     def _encode_chat(tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:

@@ -15,7 +15,7 @@ import secrets
 
 import msgspec
 
-from backends.base import BackendError, Goals, KVTransfer
+from backends.base import BackendError, Forecast, Goals, KVTransfer
 from backends.disagg.engine.blocks import prefix_keys
 from backends.disagg.engine.step_time import pairs
 from backends.disagg.generation import Generation, Kept
@@ -138,6 +138,13 @@ class Cluster:
         except NotPossible as error:
             raise BackendError(str(error), status=503, retry_after_s=1) from None
         return generation
+
+    def foresee(self, prompt_ids: list[int], max_tokens: int, goals: Goals) -> Forecast | None:
+        """What would become of a request that came now; None where no worker is up."""
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, top_p=1.0, seed=0, stop_ids=[])
+        generation = Generation(prompt_ids, sampling, goals, None)
+        generation.keys = prefix_keys(prompt_ids, self.workers[0].config.block_size)
+        return self.pools.foresee(generation)
 
     def _place(self, generation: Generation) -> None:
         """Send a request, new or interrupted, where it is computed and decoded. Raises NotPossible."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from backends.base import KVTransfer
+from backends.base import Forecast, KVTransfer
 from backends.disagg.engine.step_time import StepLoad, compute_s, predicted, prompt_s
 from backends.disagg.generation import Generation
 from backends.disagg.handle import WorkerHandle
 from backends.disagg.messages import Role
-from backends.disagg.placement import Asked, Load, choose
+from backends.disagg.placement import Asked, Load, Place, choose
 from backends.disagg.planner import Pressure
 from backends.disagg.transfers import ALARM_S, PairSpeed
 
@@ -62,24 +62,13 @@ class Pools:
         split = bool(prefill and decode) and generation.sampling.max_tokens > 1
         wanted = bool(self.of("prefill"))
         if not split and not self.adaptive:
-            # A lone token needs no decode worker.
-            pool = prefill if prefill and generation.sampling.max_tokens == 1 else everybody
-            worker = min(pool, key=lambda worker: (worker.prompt_backlog, len(worker.active)))
+            worker = self._idlest(generation, prefill, everybody)
             fallback = wanted and generation.sampling.max_tokens > 1
             self.placed["fallback" if fallback else "whole"] += 1
             why = ": a pool has nobody" if fallback else ""
             return Placed(None, worker, f"whole on {worker.name}{why}")
-        asked = Asked(
-            prompt_tokens=len(generation.prompt_ids),
-            max_tokens=generation.sampling.max_tokens,
-            token_bytes=self._token_bytes(),
-            ttft_s=generation.goals.ttft_s,
-            tpot_s=generation.goals.tpot_s,
-        )
-        sources = [self._load(worker, generation) for worker in prefill] if split else []
-        targets = [self._load(worker, generation) for worker in decode or everybody]
         local = self.adaptive and not self._probe()
-        place = choose(asked, sources, targets, self.pairs, PairSpeed(_FASTEST["unix"]), local=local)
+        place = self._weigh(generation, prefill if split else [], decode or everybody, local=local)
         kind = "split" if place.prefill else "fallback" if wanted and not split else "whole"
         self.placed[kind] += 1
         predicted = f"{place.ttft_s * 1000:.0f} ms to the first token predicted"
@@ -87,6 +76,43 @@ class Pools:
             return Placed(None, place.decode, f"whole on {place.decode.name}: {predicted}")
         shown = f", {place.transfer_s * 1000:.0f} ms of transfer to be seen"
         return Placed(place.prefill, place.decode, f"{place.prefill.name} → {place.decode.name}: {predicted}{shown}")
+
+    def foresee(self, generation: Generation) -> Forecast | None:
+        """What `place` would find for it now. Changes nothing; None where no worker is up."""
+        prefill = [worker for worker in self.of("prefill") if worker.open]
+        decode = [worker for worker in self.of("decode", "unified") if worker.open]
+        everybody = decode or prefill
+        if not everybody:
+            return None
+        split = bool(prefill and decode) and generation.sampling.max_tokens > 1
+        if split or self.adaptive:
+            place = self._weigh(generation, prefill if split else [], everybody, local=self.adaptive)
+            computes, host, ttft_s = place.prefill or place.decode, place.decode, place.ttft_s
+        else:
+            computes = host = self._idlest(generation, prefill, everybody)
+            ttft_s = self._load(host, generation).prompt_s(len(generation.prompt_ids), generation.goals.tpot_s)
+        tpot_s = self._load(host, generation).step_s(1, len(generation.prompt_ids))
+        return Forecast(self._load(computes, generation).uncached, ttft_s, tpot_s)
+
+    @staticmethod
+    def _idlest(generation: Generation, prefill: list[WorkerHandle], everybody: list[WorkerHandle]) -> WorkerHandle:
+        """A lone token needs no decode worker."""
+        pool = prefill if prefill and generation.sampling.max_tokens == 1 else everybody
+        return min(pool, key=lambda worker: (worker.prompt_backlog, len(worker.active)))
+
+    def _weigh(
+        self, generation: Generation, prefill: list[WorkerHandle], decode: list[WorkerHandle], *, local: bool
+    ) -> Place[WorkerHandle]:
+        asked = Asked(
+            prompt_tokens=len(generation.prompt_ids),
+            max_tokens=generation.sampling.max_tokens,
+            token_bytes=self._token_bytes(),
+            ttft_s=generation.goals.ttft_s,
+            tpot_s=generation.goals.tpot_s,
+        )
+        sources = [self._load(worker, generation) for worker in prefill]
+        targets = [self._load(worker, generation) for worker in decode]
+        return choose(asked, sources, targets, self.pairs, PairSpeed(_FASTEST["unix"]), local=local)
 
     def _probe(self) -> bool:
         """Whether this one is to see how the transfers that raised an alarm are now."""

@@ -8,7 +8,19 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from backends.base import BackendError, Call, Health, KVTransfer, Piece, PromptCount, Sample, Surface, Usage, read_usage
+from backends.base import (
+    BackendError,
+    Call,
+    Goals,
+    Health,
+    KVTransfer,
+    Piece,
+    PromptCount,
+    Sample,
+    Surface,
+    Usage,
+    read_usage,
+)
 from backends.hosted.counting import TokenizerMissing, count_body, text_counter
 from backends.hosted.http import HttpClient, Response
 from backends.hosted.refusals import in_band, refusal
@@ -60,6 +72,9 @@ class OpenAIBackend:
             return None
         tokens = count_body(self._count, surface, body)
         return None if tokens is None else PromptCount(tokens, exact=True)
+
+    def forecast(self, prompt: PromptCount, max_tokens: int | None, goals: Goals) -> None:
+        return None
 
     def samples(self) -> list[Sample]:
         return []

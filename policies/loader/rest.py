@@ -17,6 +17,7 @@ from policies.overrides import OVERRIDES
 REQUEST_KEYS = (
     "model",
     "prompt_tokens",
+    "uncached_tokens",
     "max_tokens",
     "ttft_ms",
     "tpot_ms",
@@ -86,7 +87,7 @@ def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Che
     model = reader.one_of(found["model"].value, "route", known["route"]) if "model" in found else None
     tokens = {
         name: reader.whole(found[name].value, repr(name), 1) if name in found else None
-        for name in ("prompt_tokens", "max_tokens")
+        for name in ("prompt_tokens", "uncached_tokens", "max_tokens")
     }
     stream = reader.flag(found["stream"].value, "'stream'") if "stream" in found else False
     goals = goals_of(reader, found)
@@ -104,6 +105,7 @@ def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Che
         prompt_tokens=tokens["prompt_tokens"],
         exact=True,
         max_tokens=tokens["max_tokens"],
+        uncached_tokens=tokens["uncached_tokens"],
         goals=goals,
         stream=bool(stream),
         needs=frozenset(name for name in needed_names if name is not None),

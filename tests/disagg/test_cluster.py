@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from backends.base import BackendError, Call
+from backends.base import BackendError, Call, Goals
 from backends.disagg import lives
 from backends.disagg.backend import DisaggBackend
 from backends.disagg.cluster import Cluster
@@ -290,6 +290,25 @@ async def test_a_prompt_is_templated_and_tokenized_once_and_its_ids_are_passed_o
     reply = await split.open(Call("r", "chat.completions", body, stream=False, prompt_ids=counted.prompt_ids))
     pieces = [piece async for piece in reply]
     assert pieces[-1].usage is not None and pieces[-1].usage.prompt_tokens == counted.tokens
+
+
+@pytest.mark.parametrize("mode", ["split", "unified"])
+async def test_a_cluster_foresees_what_it_has_cached_and_how_long_it_will_take(
+    mode: str, split: DisaggBackend, unified: DisaggBackend
+) -> None:
+    backend = split if mode == "split" else unified
+    words = f"In the {mode} harbour boats of many colours lay side by side. " * 30
+    body = {"messages": [{"role": "user", "content": words}], "max_tokens": 4}
+    counted = backend.count_prompt("chat.completions", body)
+    assert counted is not None
+    first = backend.forecast(counted, 4, Goals())
+    assert first is not None and first.uncached_tokens > counted.tokens - 64
+    assert 0 < first.tpot_s < first.ttft_s < 30
+    reply = await backend.open(Call("r", "chat.completions", body, stream=False, prompt_ids=counted.prompt_ids))
+    assert [piece async for piece in reply]
+    await until(lambda: backend.forecast(counted, 4, Goals()).uncached_tokens < 64)  # type: ignore[union-attr]
+    again = backend.forecast(counted, 4, Goals())
+    assert again is not None and again.ttft_s < first.ttft_s
 
 
 async def test_closing_leaves_no_process(smollm2: ModelFiles) -> None:
