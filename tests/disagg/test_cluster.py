@@ -306,7 +306,7 @@ async def test_a_cluster_foresees_what_it_has_cached_and_how_long_it_will_take(
     assert 0 < first.tpot_s < first.ttft_s < 30
     reply = await backend.open(Call("r", "chat.completions", body, stream=False, prompt_ids=counted.prompt_ids))
     assert [piece async for piece in reply]
-    await until(lambda: backend.forecast(counted, 4, Goals()).uncached_tokens < 64)  # type: ignore[union-attr]
+    await until(lambda: backend.forecast(counted, 4, Goals()).uncached_tokens < 64, "the prompt is cached")
     again = backend.forecast(counted, 4, Goals())
     assert again is not None and again.ttft_s < first.ttft_s
 
