@@ -4,6 +4,8 @@ decide     one decision over 50 rules and 20 candidates
 simulate   a million requests through a policy, in simulated time
 adapt      two hosted targets, one of which changes its speed unannounced: are the predicted chances calibrated, and
            does cheapest-meeting-slo keep its goal for less than others?
+reality    the bundled cluster behind `splitroute up`, asked for 10 minutes at the real speed of Azure-shaped traffic,
+           and the same simulated from the speeds that its workers had learned in a minute before
 tokens     estimates of prompt lengths against the vocabularies that are on disk (`pip install tiktoken litellm` puts
            OpenAI's, Anthropic's and DeepSeek's there), as they are and after a target has reported 30 counts
 """
@@ -19,6 +21,7 @@ from typing import Any
 import policies
 from backends.options import PROVIDER_OPTIONS
 from benchmarks.estimates import run_tokens
+from benchmarks.reality import run_reality
 from benchmarks.report import machine, percentile, progress, show, write_json
 from policies import Goals, Policy, Profile, RouterState, decide
 from policies.model import Speed
@@ -192,7 +195,13 @@ def run_adapt(quick: bool) -> dict[str, Any]:
     return found
 
 
-PARTS = {"decide": run_decide, "simulate": run_simulate, "adapt": run_adapt, "tokens": run_tokens}
+PARTS = {
+    "decide": run_decide,
+    "simulate": run_simulate,
+    "adapt": run_adapt,
+    "tokens": run_tokens,
+    "reality": run_reality,
+}
 
 
 def main() -> None:

@@ -87,9 +87,9 @@ def _load(config: WorkerConfig) -> Engine:
             quantization=config.quantization,
         ),
     )
+    # Before measuring: the first touch of a page takes longer than attention over what is in it.
+    engine.cache.prefault()
     engine.measure()
-    if config.role != "unified":  # which hands nothing over
-        engine.cache.prefault()
     return engine
 
 

@@ -43,6 +43,20 @@ def _worker(worker: WorkerHandle) -> dict[str, Any]:
         "cached_blocks": len(worker.cached),
         "free_blocks": state.free_blocks if state else None,
         "dtype": started.dtype if started else None,
+        "speed": _speed(worker),
+    }
+
+
+def _speed(worker: WorkerHandle) -> dict[str, float] | None:
+    """As measured, in the words of a target's `speed:`, so that a simulation can be told."""
+    if not any(worker.step):
+        return None
+    base, stream, context, prompt, pairs = worker.step
+    per_1k = {"step_ms_per_1k_context": context, "prompt_ms_per_1k": prompt, "prompt_ms_per_1k_pairs": pairs}
+    return {
+        "step_ms": round(base * 1e3, 4),
+        "step_ms_per_stream": round(stream * 1e3, 4),
+        **{name: round(seconds * 1e6, 4) for name, seconds in per_1k.items()},
     }
 
 

@@ -42,14 +42,26 @@ class Worker:
     def streams(self) -> int:
         return len(self._streams) + len(self._waiting)
 
+    def prompt_s(self, tokens: int, cached: int = 0) -> float:
+        """Seconds to compute a prompt, the steps around it aside."""
+        new, speed = tokens - cached, self._speed
+        return (speed.prompt_ms_per_1k * new + speed.prompt_ms_per_1k_pairs * new * (cached + new / 2)) / 1e6
+
+    def first_token_s(self, tokens: int, cached: int) -> float:
+        """Until a prompt that came now would be computed."""
+        seconds = self.prompt_s(tokens, cached) + self.backlog_s
+        return seconds + max(1.0, seconds / max(self.prompt_s(self._chunk), 1e-9)) * self.step_s()
+
+    def step_s(self, more: int = 0, context: float = 0.0) -> float:
+        """Of a step with `more` streams of `context` tokens each beside those there are."""
+        speed, batch, read = self._speed, len(self._streams) + more, self._context + more * context
+        return (speed.step_ms + speed.step_ms_per_stream * batch + speed.step_ms_per_1k_context * read / 1e3) / 1e3
+
     def give_prompt(self, tokens: int, cached: int, whose: Any, spread: float = 1.0) -> None:
         """Compute a prompt of which `cached` tokens are here; `now` must be the time. It takes `spread` times as long
         as the model says."""
-        new = tokens - cached
-        speed = self._speed
-        seconds = (speed.prompt_ms_per_1k * new + speed.prompt_ms_per_1k_pairs * new * (cached + new / 2)) / 1e6
-        seconds *= spread
-        self._prompts.append([seconds, seconds * min(1.0, self._chunk / new), whose])
+        seconds = self.prompt_s(tokens, cached) * spread
+        self._prompts.append([seconds, seconds * min(1.0, self._chunk / (tokens - cached)), whose])
         self.backlog_s += seconds
 
     def give_stream(self, tokens: int, context: int, whose: Any) -> None:
@@ -62,15 +74,9 @@ class Worker:
         heapq.heappush(self._streams, (self._tokens + tokens, self._count, mean, whose))
         self._context += mean
 
-    def _step_s(self) -> float:
-        speed, batch = self._speed, len(self._streams)
-        return (
-            speed.step_ms + speed.step_ms_per_stream * batch + speed.step_ms_per_1k_context * self._context / 1e3
-        ) / 1e3
-
     def _pace(self) -> tuple[float, float]:
         """(seconds for each token of the streams, seconds for each second of prompt computing)."""
-        step = self._step_s()
+        step = self.step_s()
         if not self._prompts:
             return step, math.inf
         piece = self._prompts[0][1]

@@ -14,6 +14,7 @@ from policies.decide import decide
 from policies.errors import NoCandidate, NoRoute
 from policies.model import Goals, Policy, Profile, Speed
 from policies.simulate.engine import Worker
+from policies.simulate.placing import place
 from policies.simulate.trace import HASHED_TOKENS, Request
 from policies.simulate.world import Behaviour, Workers, World
 from policies.state import RouterState
@@ -55,6 +56,7 @@ class _Cluster:
             [Worker(behaviour.speed, workers.chunk, workers.max_batch) for _ in range(count)]
             for count in (workers.prefill, workers.decode)
         )
+        self.adaptive = workers.adaptive
         self.seen: set[int] = set()
 
 
@@ -191,8 +193,8 @@ class _Run:
             if request.output_tokens == 1:
                 self.at(at + told_s, lambda: done(self.now))
                 return
-            host = source if not cluster.prefill else min(cluster.decode, key=lambda worker: worker.streams)
-            moved_s = speed.transfer_ms_per_1k * request.prompt_tokens / 1e6 if cluster.prefill else 0.0
+            host = source if whole else min(cluster.decode, key=lambda worker: worker.streams)
+            moved_s = 0.0 if whole else speed.transfer_ms_per_1k * request.prompt_tokens / 1e6
 
             def begin() -> None:
                 self.catch_up(host)
@@ -200,9 +202,15 @@ class _Run:
 
             self.at(at + told_s + moved_s, begin)
 
-        pool = cluster.prefill or cluster.decode
-        source = min(pool, key=lambda worker: (worker.backlog_s, worker.streams))
-        self.catch_up(source)
+        if cluster.adaptive:
+            for worker in (*cluster.prefill, *cluster.decode):
+                self.catch_up(worker)
+            transfer_s = speed.transfer_ms_per_1k * request.prompt_tokens / 1e6
+            source, whole = place(request, cached, cluster.prefill, cluster.decode, transfer_s)
+        else:
+            pool, whole = cluster.prefill or cluster.decode, not cluster.prefill
+            source = min(pool, key=lambda worker: (worker.backlog_s, worker.streams))
+            self.catch_up(source)
         source.give_prompt(request.prompt_tokens, cached, prefilled, self._spread(speed))
 
 

@@ -16,9 +16,9 @@ ASSUMED_OWN = Speed(
     spread=0.02,
     step_ms=12.0,
     step_ms_per_stream=1.1,
-    step_ms_per_1k_context=9.0,
-    prompt_ms_per_1k=1150.0,
-    prompt_ms_per_1k_pairs=0.5,
+    step_ms_per_1k_context=2.6,
+    prompt_ms_per_1k=1040.0,
+    prompt_ms_per_1k_pairs=0.6,
     transfer_ms_per_1k=3.0,
 )
 """Of the bundled cluster with SmolLM2-135M, one Zen 4 core a worker."""
@@ -44,6 +44,8 @@ class Workers:
     chunk: int = 512
     """Prompt tokens in a step, at most."""
     max_batch: int = 64
+    adaptive: bool = False
+    """Each request is split only where that is worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def _workers(options: object) -> Workers:
         max(1, count("decode", 1) + len(elsewhere) - elsewhere.count("prefill")),
         count("prefill_chunk", 512),
         count("max_batch", 64),
+        adaptive=prefill > 0 and getattr(options, "disaggregate", "always") == "adaptive",
     )
 
 

@@ -14,6 +14,7 @@ from policies import Goals
 from policies.model import Speed
 from policies.simulate import Request, TraceError, read_trace, simulate, summarize, world_of
 from policies.simulate.engine import Worker
+from policies.simulate.placing import place
 from tests.policies.test_loading import load
 
 POLICY = """\
@@ -223,3 +224,20 @@ def test_any_text_is_a_trace_or_is_refused(lines: list[str]) -> None:
         assert read_trace(lines)
     except TraceError as error:
         assert str(error)
+
+
+def test_an_adaptive_cluster_splits_what_is_long_and_computes_short_prompts_where_they_are_decoded() -> None:
+    speed = Speed(step_ms=10, step_ms_per_stream=1, prompt_ms_per_1k=1000, transfer_ms_per_1k=20)
+
+    def decoding() -> Worker:
+        worker = Worker(speed, 512, 64)
+        for _ in range(4):
+            worker.give_stream(200, 500, lambda at: None)
+        return worker
+
+    short, long = Request(0.0, 20, 50), Request(0.0, 2000, 50)
+    busy = Worker(speed, 512, 64)
+    busy.give_prompt(3000, 0, lambda at: None)
+    idle, decode = Worker(speed, 512, 64), decoding()
+    assert place(long, 0, [idle], [decode], 0.04) == (idle, False)
+    assert place(short, 0, [busy], [decode], 0.0004) == (decode, True), "it need not wait behind a long one"

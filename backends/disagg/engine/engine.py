@@ -110,6 +110,7 @@ class Engine:
         self.runner = choose_runner(decoder, self.cache, config.max_model_len)
         del decoder  # its weights are the runner's now, or gone
         give_back_freed_memory()
+        self._ended: float | None = None
         self.scheduler = Scheduler(
             BlockPool(num_blocks, config.block_size),
             max_batch=config.max_batch,
@@ -137,13 +138,16 @@ class Engine:
             seq.host_kv = None
         result = StepResult(chunks=step.prefill, receive=step.receive, idle=step.empty)
         if not (step.prefill or step.decode):
+            self._ended = None
             return result
-        begun = time.perf_counter()
+        # From the end of the step before, where there was one: what is done between steps delays tokens too.
+        begun = self._ended or time.perf_counter()
         load = self.scheduler.load_of(step)
         logits, sampled = self.runner.run(step)
         asked = logprobs(logits, sampled)
         drawn = dict(zip(sampled, sample(logits, sampled), strict=True))
-        self.scheduler.step_time.observe(load, time.perf_counter() - begun)
+        self._ended = time.perf_counter()
+        self.scheduler.step_time.observe(load, self._ended - begun)
         for chunk in step.prefill:
             self._advance(chunk.seq, chunk.length, drawn.get(chunk.seq), asked.get(chunk.seq), result)
         for seq in step.decode:

@@ -82,7 +82,8 @@ class KVCache:
         return self.bytes[index * size : (index + 1) * size]
 
     def prefault(self) -> None:
-        """Let the system map every page now: doing so in the middle of a hand-over takes longer than the copy."""
+        """Let the system map every page now: doing so in the middle of a hand-over takes longer than the copy, and in
+        the middle of a step longer than the attention."""
         torch.frombuffer(self.bytes, dtype=torch.uint8)[:: mmap.PAGESIZE] = 0
 
     def publish(self, blocks: list[int]) -> None:

@@ -18,6 +18,7 @@ _LOADS = (
     StepLoad(prompt=64, pairs=pairs(1024, 64)),
     StepLoad(8, 8 * 16, 32, pairs(0, 32)),
     StepLoad(1, 512),
+    StepLoad(8, 8 * 768),
     StepLoad(32, 32 * 64),
 )
 """The most telling first: where time runs out the rest is left to `observe`."""
@@ -26,18 +27,19 @@ _LOADS = (
 def measure_steps(
     runner: Runner, pool: BlockPool, max_batch: int, prefill_chunk: int, most_s: float
 ) -> list[tuple[StepLoad, float]]:
-    """(load, seconds) of steps on zero tokens, over blocks that are given back."""
-    measured: list[tuple[StepLoad, float]] = []
+    """(load, seconds) of steps on zero tokens, over blocks that are given back. Each load is run twice where there is
+    time, and the shorter counts: what else the machine does makes steps longer, and never shorter."""
+    measured: dict[StepLoad, float] = {}
     began = time.perf_counter()
     first = min(16, prefill_chunk)
     _run(runner, pool, StepLoad(1, 16, first, pairs(0, first)))
-    for load in _LOADS:
+    for load in _LOADS * 2:
         if load.batch > max_batch or load.prompt > prefill_chunk or time.perf_counter() - began > most_s:
             continue
         seconds = _run(runner, pool, load)
         if seconds is not None:
-            measured.append((load, seconds))
-    return measured
+            measured[load] = min(seconds, measured.get(load, seconds))
+    return list(measured.items())
 
 
 def _run(runner: Runner, pool: BlockPool, load: StepLoad) -> float | None:
