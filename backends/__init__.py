@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from backends.base import Backend
-from backends.options import PROVIDER_OPTIONS, DisaggOptions, OpenAIOptions
+from backends.options import PROVIDER_OPTIONS, AnthropicOptions, DisaggOptions, OpenAIOptions
 
 __all__ = ["PROVIDER_OPTIONS", "create"]
 
@@ -19,6 +19,10 @@ def create(name: str, options: BaseModel) -> Backend:
         from backends.hosted.openai import OpenAIBackend
 
         return OpenAIBackend(name, options)
+    if isinstance(options, AnthropicOptions):
+        from backends.hosted.anthropic import AnthropicBackend
+
+        return AnthropicBackend(name, options)
     if isinstance(options, DisaggOptions):
         from backends.disagg.backend import DisaggBackend
 

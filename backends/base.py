@@ -8,10 +8,11 @@ writes it itself. Nothing here opens a connection or imports more than the stand
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-Surface = Literal["chat.completions", "completions"]
+Surface = Literal["chat.completions", "completions", "messages", "embeddings"]
+"""OpenAI's chat completions, completions and embeddings, and Anthropic's messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,15 @@ class Call:
     goals: Goals = field(default_factory=Goals)
     prompt_ids: tuple[int, ...] | None = None
     """The prompt's token ids where this backend's own `count_prompt` made them: templated and tokenized once."""
+    raw: bytes | None = None
+    """The body as the client wrote it, for those who relay it; `model` in it is the client's."""
+    dropped: frozenset[str] = frozenset()
+    """What `raw` has at its top level that is not for providers."""
+
+    def without(self, name: str) -> Call:
+        """The same call without that parameter."""
+        body = {key: value for key, value in self.body.items() if key != name}
+        return replace(self, body=body, dropped=self.dropped | {name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,9 @@ class Reply(Protocol):
 @runtime_checkable
 class Backend(Protocol):
     """A provider as configured in the policy: it may serve several targets."""
+
+    surfaces: ClassVar[frozenset[Surface]]
+    """What `open` takes."""
 
     async def start(self) -> None:
         """Make ready (open pools, spawn workers). Raises BackendError with what to do about it."""

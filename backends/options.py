@@ -14,16 +14,32 @@ class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class OpenAIOptions(_Options):
-    """Any API that speaks OpenAI's wire format over HTTP."""
+class HostedOptions(_Options):
+    """What all APIs over HTTP have."""
 
-    base_url: str = Field("https://api.openai.com/v1", pattern=r"^https?://[^/\s]+")
+    base_url: str = Field(pattern=r"^https?://[^/\s]+")
     api_key: SecretStr | None = None
-    organization: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     connect_timeout_ms: int = Field(5000, gt=0)
     tokenizer: str | None = Field(None, min_length=1)
     """Counts prompts exactly: `o200k_base` or `cl100k_base`, or the path to a `tokenizer.json`. None estimates."""
+
+
+class OpenAIOptions(HostedOptions):
+    """Any API that speaks OpenAI's wire format."""
+
+    base_url: str = Field("https://api.openai.com/v1", pattern=r"^https?://[^/\s]+")
+    organization: str | None = None
+
+
+class AnthropicOptions(HostedOptions):
+    """Anthropic's API, and others that speak it."""
+
+    base_url: str = Field("https://api.anthropic.com/v1", pattern=r"^https?://[^/\s]+")
+    version: str = Field("2023-06-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """Sent as `anthropic-version`."""
+    beta: tuple[str, ...] = ()
+    """Sent as `anthropic-beta`."""
 
 
 class RemoteWorker(_Options):
@@ -114,4 +130,8 @@ class DisaggOptions(_Options):
         return self
 
 
-PROVIDER_OPTIONS: dict[str, type[BaseModel]] = {"openai": OpenAIOptions, "disagg": DisaggOptions}
+PROVIDER_OPTIONS: dict[str, type[BaseModel]] = {
+    "openai": OpenAIOptions,
+    "anthropic": AnthropicOptions,
+    "disagg": DisaggOptions,
+}

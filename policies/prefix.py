@@ -14,7 +14,10 @@ BEGINNING = 1024
 def prefix_of(surface: str, body: Mapping[str, Any]) -> str:
     """For any JSON body. Two prompts shorter than the beginning are alike only where they are the same."""
     # Tools are told before the messages in every chat template.
-    parts = [body.get("prompt")] if surface == "completions" else [body.get("tools"), *_listed(body.get("messages"))]
+    if surface == "completions":
+        parts = [body.get("prompt")]
+    else:
+        parts = [body.get("tools"), body.get("system"), *_listed(body.get("messages"))]
     text = ""
     for part in parts:
         text += part if isinstance(part, str) else json.dumps(_short(part), ensure_ascii=False, default=str)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.base import BackendError, Call, Goals, KVTransfer, Piece, PromptCount, Reply, Usage
+from backends.dialects import open_call
 from policies import Forecast, Profile, Target
 from router.errors import RouterError
 from router.incoming import Incoming
@@ -145,6 +146,8 @@ class Answer:
             stream=incoming.stream,
             goals=Goals(incoming.goals.ttft_ms, incoming.goals.tpot_ms),
             prompt_ids=None if counted is None else counted.prompt_ids,
+            raw=incoming.raw,
+            dropped=incoming.dropped,
         )
         self._target = target
         self._known = executor.state[target.name]
@@ -153,7 +156,7 @@ class Answer:
             # The timer runs over everything up to the first content: headers, comments and role-only frames
             # do not satisfy it (litellm#5859, livekit/agents#6171).
             async with asyncio.timeout(until - time.monotonic()):
-                self._reply = await executor.backends[target.provider].open(call)
+                self._reply = await open_call(executor.backends[target.provider], call)
                 self._pieces = aiter(self._reply)
                 await self._read_to_content()
         except TimeoutError:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from policies import Decision
     from router.results import Attempt
+
+
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""By status (https://docs.anthropic.com/en/api/errors)."""
 
 
 class RouterError(Exception):
@@ -42,6 +58,22 @@ class RouterError(Exception):
     def as_openai(self) -> dict[str, Any]:
         """The body OpenAI's API would send for this."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def as_anthropic(self) -> dict[str, Any]:
+        """The body Anthropic's API would send for this."""
+        known = set(_ANTHROPIC_KINDS.values())
+        usual = "invalid_request_error" if 400 <= self.status < 500 else "api_error"
+        kind = self.kind if self.kind in known else _ANTHROPIC_KINDS.get(self.status, usual)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body(self, surface: str) -> dict[str, Any]:
+        """In the words of the API that `surface` is one of."""
+        return self.as_anthropic() if surface == "messages" else self.as_openai()
+
+    def event(self, surface: str) -> bytes:
+        """What ends a stream that cannot go on."""
+        begin = b"event: error\n" if surface == "messages" else b""
+        return begin + b"data: " + json.dumps(self.body(surface)).encode() + b"\n\n"
 
 
 def invalid(param: str, value: Any, remedy: str) -> RouterError:

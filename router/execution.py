@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from backends.base import Backend, BackendError, PromptCount
 from backends.base import Goals as BackendGoals
+from backends.dialects import count
 from policies import (
     WEEKDAYS,
     Estimate,
@@ -84,7 +85,7 @@ class Executor:
             backend = self.backends[provider]
             if provider not in counts and provider not in refusals:
                 try:
-                    counted = backend.count_prompt(incoming.surface, incoming.body)
+                    counted = count(backend, incoming.surface, incoming.body)
                 except BackendError as error:
                     refusals[provider] = error
                     continue

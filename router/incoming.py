@@ -36,6 +36,10 @@ class Incoming:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those that the policy asks for."""
     overrides: Overrides = UNCHANGED
+    raw: bytes | None = None
+    """The body as it came over the wire, goals and all."""
+    dropped: frozenset[str] = frozenset()
+    """What `raw` has that is not sent on."""
     asked: Mapping[str, Any] | None = None
     """The `provider` object that the overrides were read from."""
 
@@ -49,6 +53,7 @@ def read(
     tpot_ms: Any = None,
     session: str | None = None,
     headers: Mapping[str, str] | None = None,
+    raw: bytes | None = None,
 ) -> Incoming:
     """Check `body` and take the goals and the session from it; those given (header or argument) come before its own.
 
@@ -62,13 +67,18 @@ def read(
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise invalid("stream", stream, "use true or false")
-    if surface == "chat.completions":
+    if surface in ("chat.completions", "messages"):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise invalid("messages", messages, "use a list of at least one message")
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise invalid(f"messages[{index}]", message, 'use an object such as {"role": "user", "content": "…"}')
+        if surface == "messages" and body.get("max_tokens") is None:
+            raise invalid("max_tokens", None, "Anthropic's API requires a limit of the answer's length")
+    elif surface == "embeddings":
+        if not isinstance(body.get("input"), str | list) or not body["input"]:
+            raise invalid("input", body.get("input"), "use a non-empty string, or a list of them or of token ids")
     else:
         prompt = body.get("prompt")
         if not isinstance(prompt, str | list) or not prompt:
@@ -92,6 +102,8 @@ def read(
         priority=_priority(body),
         headers=headers or {},
         overrides=read_overrides(body.get(OVERRIDES_FIELD)),
+        raw=raw,
+        dropped=_OURS & body.keys(),
         asked=body.get(OVERRIDES_FIELD),
     )
 
@@ -109,7 +121,8 @@ def _priority(body: Mapping[str, Any]) -> float | None:
 def _session(body: Mapping[str, Any]) -> str | None:
     """What clients say it with, the narrowest first; providers take these too, so they are sent on."""
     metadata = body.get("metadata")
-    named = metadata.get("session_id") if isinstance(metadata, Mapping) else None
+    # Anthropic's clients name the user there.
+    named = metadata.get("session_id") or metadata.get("user_id") if isinstance(metadata, Mapping) else None
     for value in (named, body.get("prompt_cache_key"), body.get("safety_identifier"), body.get("user")):
         if isinstance(value, str) and value:
             return value

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.base import BackendError, Call, Goals, Usage
+from backends.dialects import open_call
 
 if TYPE_CHECKING:
     from router.execution import Executor
@@ -69,7 +70,7 @@ class Mirrors:
         """Seconds to the first and to the last content, and the usage."""
         first_s = last_s = None
         usage = None
-        reply = await self._executor.backends[provider].open(call)
+        reply = await open_call(self._executor.backends[provider], call)
         try:
             async for piece in reply:
                 usage = piece.usage or usage

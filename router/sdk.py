@@ -221,6 +221,16 @@ class Router:
         profile, _, _ = self._executor.profile(incoming)
         return self._executor.decide(profile)
 
+    async def count(self, incoming: Incoming) -> int:
+        """Tokens of the prompt, as the target that would get the request counts them. Raises RouterError."""
+        await self.start()
+        profile, _, refusals = self._executor.profile(incoming)
+        if refusals and not profile.tokens_by_target:
+            error = next(iter(refusals.values()))
+            raise RouterError(error.message, status=error.status, code=error.code, param=error.param)
+        first = self._executor.decide(profile).order[0]
+        return profile.tokens_by_target.get(first, profile.prompt_tokens)
+
     async def open(self, incoming: Incoming) -> Answer:
         """The gateway's way in: an answer as pieces in OpenAI's wire format. Raises RouterError."""
         try:

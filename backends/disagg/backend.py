@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ from backends.options import DisaggOptions
 
 class DisaggBackend:
     """One model on its own workers. `start` loads it; nothing is read or spawned before."""
+
+    surfaces: ClassVar[frozenset[Surface]] = frozenset({"chat.completions", "completions"})
 
     def __init__(self, name: str, options: DisaggOptions) -> None:
         self.name = name

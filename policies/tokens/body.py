@@ -36,7 +36,11 @@ class _Counting:
         if surface == "completions":
             self.prompt(body.get("prompt"))
             return
+        if surface == "embeddings":
+            self.prompt(body.get("input"))
+            return
         self.tokens = _REPLY_PRIMER
+        self.any(body.get("system"))
         messages = body.get("messages")
         for message in messages if isinstance(messages, list) else ():
             self.tokens += _PER_MESSAGE
@@ -71,6 +75,8 @@ class _Counting:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(kind, str) or kind == "function":
             self._json(part)
+        elif kind == "tool_use":
+            self._json(part.get("input"))
         elif "image" in kind:
             self.tokens += image_tokens(part)
         else:

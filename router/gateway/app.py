@@ -12,16 +12,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from backends.base import Health
+from backends.base import Health, Surface
 from router.errors import RouterError
 from router.gateway.cluster import ClusterEndpoint
-from router.gateway.generate import Generate, error_response
+from router.gateway.generate import CountTokens, Generate, error_response
 from router.metrics import CONTENT_TYPE
 from router.sdk import Router
 
 _PATHS = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/embeddings",
     "GET /v1/models",
     "GET /health",
     "GET /metrics",
@@ -73,6 +76,9 @@ def create_app(router: Router) -> Starlette:
         routes=[
             Route("/v1/chat/completions", Generate(router, "chat.completions"), methods=["POST"]),
             Route("/v1/completions", Generate(router, "completions"), methods=["POST"]),
+            Route("/v1/messages", Generate(router, "messages"), methods=["POST"]),
+            Route("/v1/messages/count_tokens", CountTokens(router), methods=["POST"]),
+            Route("/v1/embeddings", Generate(router, "embeddings"), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/cluster", cluster.status),
@@ -101,7 +107,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
     said = f"{asked} is not served here; served are {', '.join(_PATHS)}" if error.status_code in (404, 405) else asked
-    response = error_response(RouterError(said, status=error.status_code))
+    surface: Surface = "messages" if request.url.path.startswith("/v1/messages") else "chat.completions"
+    response = error_response(RouterError(said, status=error.status_code), surface=surface)
     response.headers.update(error.headers or {})
     return response
 

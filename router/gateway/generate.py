@@ -45,7 +45,7 @@ class Generate:
         except ClientGone:
             return
         except RouterError as error:
-            await error_response(error, request_id)(scope, receive, send)
+            await error_response(error, request_id, self._surface)(scope, receive, send)
             return
         # The client's leaving must be noticed while nothing is being written, too (litellm#31499).
         answering = asyncio.create_task(self._answer(incoming, scope, receive, send))
@@ -64,6 +64,7 @@ class Generate:
         return read(
             self._surface,
             parsed(body),
+            raw=body,
             request_id=request_id,
             ttft_ms=_text(headers.get(b"x-slo-ttft-ms")),
             tpot_ms=_text(headers.get(b"x-slo-tpot-ms")),
@@ -79,7 +80,7 @@ class Generate:
         try:
             answer = await self._router.open(incoming)
         except RouterError as error:
-            await error_response(error, incoming.request_id)(scope, receive, send)
+            await error_response(error, incoming.request_id, self._surface)(scope, receive, send)
             return
         try:
             headers = _answer_headers(answer)
@@ -89,6 +90,28 @@ class Generate:
                 await _whole(answer, headers, send)
         finally:
             await answer.aclose()
+
+
+class CountTokens:
+    """ASGI endpoint of Anthropic's count_tokens: as the first target of the route counts, or is expected to."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        response: JSONResponse
+        try:
+            body = parsed(await _body(receive))
+            if isinstance(body, dict):
+                body.setdefault("max_tokens", 1)  # which a count need not have
+            tokens = await self._router.count(read("messages", body, request_id=request_id))
+            response = JSONResponse({"input_tokens": tokens}, headers={"request-id": request_id})
+        except ClientGone:
+            return
+        except RouterError as error:
+            response = error_response(error, request_id, "messages")
+        await response(scope, receive, send)
 
 
 async def _whole(answer: Answer, headers: _Headers, send: Send) -> None:
@@ -113,7 +136,7 @@ async def _stream(answer: Answer, headers: _Headers, send: Send) -> None:
         # After the commit point: an error event and no [DONE], so that no client takes it for complete
         # (Portkey#1797).
         log.warning("%s: %s after content was sent: %s", answer.incoming.request_id, error.status, error.message)
-        event = b"data: " + json.dumps(error.as_openai()).encode() + b"\n\n"
+        event = error.event(answer.incoming.surface)
         await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
@@ -128,6 +151,8 @@ def _answer_headers(answer: Answer) -> _Headers:
         "x-splitroute-decision": decision.header(),
         "x-splitroute-attempts": str(len(answer.attempts)),
     }
+    if answer.incoming.surface == "messages":
+        named["request-id"] = answer.incoming.request_id
     return [(name.encode(), _printable(value)) for name, value in named.items()]
 
 
@@ -136,14 +161,18 @@ def _printable(value: str) -> bytes:
     return re.sub(r"[^\x20-\x7e]", "?", value).encode()
 
 
-def error_response(error: RouterError, request_id: str | None = None) -> JSONResponse:
-    """`error` in OpenAI's shape and status."""
+def error_response(
+    error: RouterError, request_id: str | None = None, surface: Surface = "chat.completions"
+) -> JSONResponse:
+    """`error` with its status, in the shape of the API that `surface` belongs to."""
     headers: dict[str, str] = {}
     if request_id is not None:
         headers["x-request-id"] = request_id
+        if surface == "messages":
+            headers["request-id"] = request_id  # where Anthropic's clients look
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    return JSONResponse(error.as_openai(), status_code=error.status, headers=headers)
+    return JSONResponse(error.body(surface), status_code=error.status, headers=headers)
 
 
 def parsed(body: bytes | bytearray) -> Any:

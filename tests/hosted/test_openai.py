@@ -196,7 +196,7 @@ async def test_a_provider_that_echoes_the_key_does_not_spread_it(backend: OpenAI
     error = await failure_of(backend, call("echoes-key"))
     assert "***" in error.message
     assert KEY not in json.dumps(dict(backend.health().detail))
-    assert KEY not in repr(backend._options)
+    assert KEY not in repr(backend.options)
 
 
 @pytest.mark.parametrize("stream", [True, False])
