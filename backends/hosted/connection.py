@@ -10,6 +10,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 import httptools
 
@@ -103,8 +104,7 @@ class Connection(asyncio.Protocol):
     # --- asyncio's -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
 
     def data_received(self, data: bytes) -> None:
         if self._complete:  # nobody asked for this

@@ -11,11 +11,13 @@ import contextlib
 import json
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 WORDS = ["One", " two", " three", " four", " five", " six"]
 TEXT = "".join(WORDS)
+CALLS = [("get_weather", '{"city": "Köln"}'), ("get_time", '{"zone": "CET"}')]
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Seen:
     headers: dict[str, str]
     body: dict[str, Any]
     left_early: bool = False
+    raw: bytes = b""
+    """The body as it came."""
 
 
 @dataclass
@@ -74,14 +78,15 @@ class FakeProvider:
                     name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
                 }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                seen = Seen(head[0].split()[1], headers, json.loads(body or b"{}"))
+                seen = Seen(head[0].split()[1], headers, json.loads(body or b"{}"), raw=body)
                 self.requests.append(seen)
                 if not await self._answer_watched(seen, reader, writer):
                     break
         writer.close()
 
     async def _answer_watched(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        answering = asyncio.create_task(_Script(self, seen, writer).run())
+        script = MessagesScript if seen.path.endswith("/messages") else Script
+        answering = asyncio.create_task(script(self, seen, writer).run())
         # A client that waits for its answer sends nothing: whatever can be read is its leaving.
         leaving = asyncio.create_task(reader.read(1))
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +99,7 @@ class FakeProvider:
         return answering.result()
 
 
-class _Script:
+class Script:
     """What happens for one request. Every method returns whether the connection may be used again."""
 
     def __init__(self, provider: FakeProvider, seen: Seen, writer: asyncio.StreamWriter) -> None:
@@ -120,6 +125,16 @@ class _Script:
         await self.begin_stream()
         await self.send(self.role(), *map(self.word, WORDS))
         return await self.end()
+
+    async def do_calls(self) -> bool:
+        """Two tool calls at once, their arguments in pieces."""
+        if not self.seen.body.get("stream"):
+            return await self.whole(CALLS)
+        await self.begin_stream()
+        await self.send(self.role())
+        for index, (name, arguments) in enumerate(CALLS):
+            await self.send(*self.call(index, name, arguments))
+        return await self.end("tool_calls")
 
     async def do_bytes(self) -> bool:
         """Every byte in a packet of its own, with comments and CRLF between."""
@@ -183,7 +198,8 @@ class _Script:
         await self.begin_stream()
         await self.send(self.role(), *map(self.word, WORDS[: int(words)]))
         error = {"error": {"message": "the model fell over", "type": "server_error", "code": 503}}
-        await self.send(b"data: " + json.dumps(error).encode() + b"\n\n")
+        begin = b"event: error\n" if self.seen.path.endswith("/messages") else b""
+        await self.send(begin + b"data: " + json.dumps({"type": "error", **error}).encode() + b"\n\n")
         return await self.end_chunks()
 
     async def do_status(self, status: str) -> bool:
@@ -225,14 +241,25 @@ class _Script:
 
     # --- parts of an answer --------------------------------------------------------------------------
 
-    async def whole(self) -> bool:
+    async def whole(self, calls: Sequence[tuple[str, str]] = ()) -> bool:
+        if self.seen.path.endswith("/embeddings"):
+            row = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
+            usage = {"prompt_tokens": 7, "total_tokens": 7}
+            body = {"object": "list", "data": [row], "model": self.seen.body["model"], "usage": usage}
+            return await self.plain(200, json.dumps(body).encode(), "application/json")
         content = {"message": {"role": "assistant", "content": TEXT}} if self.chat else {"text": TEXT}
+        if calls:
+            called = [
+                {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for name, arguments in calls
+            ]
+            content = {"message": {"role": "assistant", "content": None, "tool_calls": called}}
         body = {
             "id": "fake-1",
             "object": "chat.completion" if self.chat else "text_completion",
             "created": 1,
             "model": self.seen.body["model"],
-            "choices": [{"index": 0, "finish_reason": "stop", **content}],
+            "choices": [{"index": 0, "finish_reason": "tool_calls" if calls else "stop", **content}],
             "usage": self.usage(),
         }
         return await self.plain(200, json.dumps(body).encode(), "application/json")
@@ -275,12 +302,28 @@ class _Script:
         content = {"delta": {"content": word}} if self.chat else {"text": word}
         return self.event([{"index": 0, "finish_reason": None, **content}])
 
+    def call(self, index: int, name: str, arguments: str) -> list[bytes]:
+        pieces: list[dict[str, Any]] = [{"id": f"call_{name}", "type": "function"}, {}, {}]
+        said = [{"name": name, "arguments": ""}, {"arguments": arguments[:4]}, {"arguments": arguments[4:]}]
+        return [
+            self.event(
+                [
+                    {
+                        "index": 0,
+                        "finish_reason": None,
+                        "delta": {"tool_calls": [{"index": index, **piece, "function": function}]},
+                    }
+                ]
+            )
+            for piece, function in zip(pieces, said, strict=True)
+        ]
+
     def usage(self) -> dict[str, Any]:
         return {"prompt_tokens": 7, "completion_tokens": len(WORDS), "total_tokens": 7 + len(WORDS)}
 
-    async def end(self) -> bool:
+    async def end(self, reason: str = "stop") -> bool:
         last: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
-        await self.send(self.event([{"index": 0, "finish_reason": "stop", **last}]))
+        await self.send(self.event([{"index": 0, "finish_reason": reason, **last}]))
         if self.with_usage:
             await self.send(self.event([], usage=self.usage()))
         await self.send(b"data: [DONE]\n\n")
@@ -296,3 +339,68 @@ def model_for_words(message: str, status: int = 400) -> str:
     """The model name that makes the provider refuse in these words."""
     assert re.match(r"[^:]", message)
     return f"says:{status}:{message}"
+
+
+class MessagesScript(Script):
+    """The same in Anthropic's dialect (https://docs.anthropic.com/en/docs/build-with-claude/streaming)."""
+
+    def __init__(self, provider: FakeProvider, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        super().__init__(provider, seen, writer)
+        self.block = 0
+        self.opened = False
+
+    def named(self, kind: str, **body: Any) -> bytes:
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, **body})}\n\n".encode()
+
+    def message(self) -> dict[str, Any]:
+        head = {"id": "msg_fake", "type": "message", "role": "assistant", "model": self.seen.body["model"]}
+        return {**head, "stop_sequence": None, "usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        return {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": len(WORDS)}
+
+    async def whole(self, calls: Sequence[tuple[str, str]] = ()) -> bool:
+        content: list[dict[str, Any]] = [
+            {"type": "tool_use", "id": f"call_{name}", "name": name, "input": json.loads(arguments)}
+            for name, arguments in calls
+        ]
+        reason = "tool_use" if calls else "end_turn"
+        body = {**self.message(), "content": content or [{"type": "text", "text": TEXT}], "stop_reason": reason}
+        return await self.plain(200, json.dumps(body).encode(), "application/json")
+
+    def role(self) -> bytes:
+        begun = {**self.message(), "content": [], "stop_reason": None, "usage": {**self.usage(), "output_tokens": 1}}
+        return self.named("message_start", message=begun) + self.named("ping")
+
+    def word(self, word: str) -> bytes:
+        begin = b"" if self.opened else self.begin({"type": "text", "text": ""})
+        return begin + self.named("content_block_delta", index=self.block, delta={"type": "text_delta", "text": word})
+
+    def begin(self, block: dict[str, Any]) -> bytes:
+        ended = self.stop()
+        self.opened = True
+        return ended + self.named("content_block_start", index=self.block, content_block=block)
+
+    def stop(self) -> bytes:
+        if not self.opened:
+            return b""
+        self.opened, block = False, self.block
+        self.block += 1
+        return self.named("content_block_stop", index=block)
+
+    def call(self, index: int, name: str, arguments: str) -> list[bytes]:
+        begin = self.begin({"type": "tool_use", "id": f"call_{name}", "name": name, "input": {}})
+        deltas = [
+            self.named(
+                "content_block_delta", index=self.block, delta={"type": "input_json_delta", "partial_json": part}
+            )
+            for part in (arguments[:4], arguments[4:])
+        ]
+        return [begin, *deltas]
+
+    async def end(self, reason: str = "stop") -> bool:
+        stopped = {"stop": "end_turn", "tool_calls": "tool_use"}[reason]
+        delta = {"stop_reason": stopped, "stop_sequence": None}
+        await self.send(self.stop() + self.named("message_delta", delta=delta, usage={"output_tokens": len(WORDS)}))
+        await self.send(self.named("message_stop"))
+        return await self.end_chunks()

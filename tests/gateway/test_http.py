@@ -181,9 +181,7 @@ async def test_a_body_too_large_is_refused(provider: FakeProvider, monkeypatch: 
         assert answer.status_code == 413
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/embeddings"), ("GET", "/x")]
-)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/rerank"), ("GET", "/x")])
 async def test_what_is_not_served_is_said(provider: FakeProvider, method: str, path: str) -> None:
     async with gateway(provider, "ok") as (client, _):
         answer = await client.request(method, path)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import trustme
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -233,10 +234,11 @@ def test_a_header_cannot_begin_another(name: str, value: str) -> None:
         header(name, value)
 
 
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @settings(max_examples=40, deadline=None)
 @given(body=st.binary(max_size=300), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), data=st.data())
-def test_an_answer_is_the_same_however_it_is_cut_into_segments(
-    body: bytes, sizes: list[int], data: st.DataObject
+def test_an_answer_is_the_same_however_it_is_cut(
+    loop: Callable[[], asyncio.AbstractEventLoop], body: bytes, sizes: list[int], data: st.DataObject
 ) -> None:
     chunks, at = [], 0
     while at < len(body):
@@ -252,4 +254,5 @@ def test_an_answer_is_the_same_however_it_is_cut_into_segments(
         async with serving(answering(*segments)) as client:
             assert await ask(client) == (200, body)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
