@@ -362,4 +362,4 @@ routes: {tiny: [{candidates: [tiny], choose: in-order}]}
         usage = final.usage
         assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
         with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
-            await messages.messages.create(**{**asked, "max_tokens": 100_000})
+            await messages.messages.create(**{**asked, "max_tokens": 9_000})
