@@ -119,5 +119,6 @@ class Decision:
         """For a response header: at most 256 printable ASCII characters."""
         order = ",".join(self.order)
         text = f"class={self.class_name}; rule={self.rule}; choose={self.choose}; order={order}; {self.reason}"
-        text = re.sub(r"[^\x20-\x7e]", "?", text)
+        if not (text.isascii() and text.isprintable()):
+            text = re.sub(r"[^\x20-\x7e]", "?", text)
         return text if len(text) <= _HEADER_CHARS else text[: _HEADER_CHARS - 3] + "..."

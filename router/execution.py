@@ -70,6 +70,10 @@ class Executor:
                     self.state[name] = before.state[name]
             self.state.restore_answers(before.state.saved_answers(), policy)
         self._timezone = ZoneInfo(policy.timezone)
+        self._targets = {
+            route: list(dict.fromkeys(name for rule in rules for name in rule.targets))
+            for route, rules in policy.routes.items()
+        }
         self._by_prefix = any(rule.choose == "prefix-affinity" for rules in policy.routes.values() for rule in rules)
 
     # --- decision ------------------------------------------------------------------------------------
@@ -146,8 +150,7 @@ class Executor:
 
     def _targets_of(self, route: str) -> list[str]:
         """The targets of a route in the order its rules name them."""
-        rules = self.policy.routes.get(route, ())
-        return list(dict.fromkeys(name for rule in rules for name in rule.targets))
+        return self._targets.get(route, [])
 
     def choose(self, profile: Profile) -> Decision:
         """Decide, and take note that it is carried out. Raises RouterError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
@@ -41,17 +41,34 @@ class _Samples(Collector):
         yield from families.values()
 
 
+M = TypeVar("M", Counter, Histogram)
+
+
+class _Labelled(Generic[M]):
+    """A metric's children by their labels. The client's own look-up takes longer than what is then counted."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric: M = metric
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def of(self, *labels: str) -> M:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = self._metric.labels(*labels)
+        return child
+
+
 class Metrics:
     """One router's metrics, in a registry of its own: two routers in a process do not collide."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
 
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"splitroute_{name}", about, labels, registry=registry)
+        def counter(name: str, about: str, *labels: str) -> _Labelled[Counter]:
+            return _Labelled(Counter(f"splitroute_{name}", about, labels, registry=registry))
 
-        def histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"splitroute_{name}", about, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> _Labelled[Histogram]:
+            return _Labelled(Histogram(f"splitroute_{name}", about, labels, buckets=buckets, registry=registry))
 
         self.in_flight = Gauge("splitroute_requests_in_flight", "Requests being served", registry=registry)
         self._requests = counter("requests_total", "Requests by how they ended", "surface", "status", "error")
@@ -84,37 +101,37 @@ class Metrics:
 
     def observe(self, record: Record) -> None:
         """Count one finished request."""
-        self._requests.labels(record.surface, str(record.status), record.error or "").inc()
+        self._requests.of(record.surface, str(record.status), record.error or "").inc()
         for attempt in record.attempts:
-            self._attempts.labels(attempt.target, str(attempt.status)).inc()
+            self._attempts.of(attempt.target, str(attempt.status)).inc()
         decision = record.decision
         if decision is None:
             return
         if decision.order:
-            self._decisions.labels(decision.route, decision.class_name, decision.order[0], decision.choose).inc()
+            self._decisions.of(decision.route, decision.class_name, decision.order[0], decision.choose).inc()
         if record.target is None:
             return
         by = (record.target, decision.class_name)
         if record.ttft_s is not None:
-            self._ttft.labels(*by).observe(record.ttft_s)
+            self._ttft.of(*by).observe(record.ttft_s)
             if (expected_ms := decision.predicted(record.target).ttft_ms) is not None:
-                self._ratio.labels(record.target).observe(record.attempts[-1].seconds * 1000 / expected_ms)
+                self._ratio.of(record.target).observe(record.attempts[-1].seconds * 1000 / expected_ms)
         if record.met is not None and (chance := decision.predicted(record.target).p_meet) is not None:
             tenth = min(9, int(chance * 10)) / 10
-            self._goals.labels(record.target, f"{tenth:.1f}", "yes" if record.met else "no").inc()
+            self._goals.of(record.target, f"{tenth:.1f}", "yes" if record.met else "no").inc()
         if record.tpot_s is not None:
-            self._tpot.labels(*by).observe(record.tpot_s)
-        self._e2e.labels(*by).observe(record.total_s)
+            self._tpot.of(*by).observe(record.tpot_s)
+        self._e2e.of(*by).observe(record.total_s)
         if record.usage is not None:
-            self._tokens.labels(record.target, "input").inc(record.usage.prompt_tokens)
-            self._tokens.labels(record.target, "output").inc(record.usage.completion_tokens)
+            self._tokens.of(record.target, "input").inc(record.usage.prompt_tokens)
+            self._tokens.of(record.target, "output").inc(record.usage.completion_tokens)
         if record.cost_usd is not None:
-            self._cost.labels(record.target).inc(record.cost_usd)
+            self._cost.of(record.target).inc(record.cost_usd)
         if (moved := record.transfer) is not None:
-            self._moved.labels(moved.transport).inc(moved.bytes)
+            self._moved.of(moved.transport).inc(moved.bytes)
             for phase in ("queue", "alloc", "wire", "codec", "exposed"):
                 pair = f"{moved.prefill} → {moved.decode}"
-                self._phases.labels(phase, pair).observe(getattr(moved, f"{phase}_s"))
+                self._phases.of(phase, pair).observe(getattr(moved, f"{phase}_s"))
 
     def add_source(self, samples: Callable[[], Iterable[tuple[str, Sample]]]) -> None:
         """Show what providers count themselves too: (provider, sample) each time somebody asks."""

@@ -84,4 +84,4 @@ class Mirrors:
         return first_s, last_s, usage
 
     def _count(self, target: str, outcome: str) -> None:
-        self._executor.ledger.metrics.mirrored.labels(target, outcome).inc()
+        self._executor.ledger.metrics.mirrored.of(target, outcome).inc()

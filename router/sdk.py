@@ -46,6 +46,7 @@ class Router:
             lambda: ((name, sample) for name, backend in self.backends.items() for sample in backend.samples())
         )
         self._starting: asyncio.Task[None] | None = None
+        self._started = False
 
     @classmethod
     def from_policy(cls, path: str | os.PathLike[str], *, env: Mapping[str, str] | None = None) -> Router:
@@ -74,10 +75,13 @@ class Router:
 
         Raises BackendError with a hint, after stopping those that had started. Safe to call again.
         """
+        if self._started:
+            return
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)
+            self._started = self._starting is not None
         except Exception:
             self._starting = None
             raise
@@ -94,6 +98,7 @@ class Router:
     async def aclose(self) -> None:
         """Stop every backend; what is still being answered fails. Safe to call twice."""
         starting, self._starting = self._starting, None
+        self._started = False
         if starting is not None and not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)

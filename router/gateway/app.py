@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from backends.base import Health, Surface
 from router.errors import RouterError
 from router.gateway.cluster import ClusterEndpoint
-from router.gateway.generate import CountTokens, Generate, error_response
+from router.gateway.generate import CountTokens, Generate, error_response, internal_error
 from router.metrics import CONTENT_TYPE
 from router.sdk import Router
 
+_SURFACES: dict[str, Surface] = {
+    "/v1/chat/completions": "chat.completions",
+    "/v1/completions": "completions",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "embeddings",
+}
 _PATHS = (
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-    "POST /v1/messages",
+    *[f"POST {path}" for path in _SURFACES],
     "POST /v1/messages/count_tokens",
-    "POST /v1/embeddings",
     "GET /v1/models",
     "GET /health",
     "GET /metrics",
@@ -32,8 +36,23 @@ _PATHS = (
 )
 
 
-def create_app(router: Router) -> Starlette:
-    """The ASGI application; its lifespan starts and closes `router`."""
+class Gateway:
+    """The ASGI application. What answers come from goes straight to its endpoint: routing and middleware of a general
+    framework cost as much as the rest of a relayed request."""
+
+    def __init__(self, endpoints: Mapping[str, Generate], rest: Starlette) -> None:
+        self._endpoints = endpoints
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (to := self._endpoints.get(scope["path"])):
+            await to(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+
+def create_app(router: Router) -> Gateway:
+    """Its lifespan starts and closes `router`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -72,13 +91,11 @@ def create_app(router: Router) -> Starlette:
         return Response(router.ledger.metrics.text(), media_type=CONTENT_TYPE)
 
     cluster = ClusterEndpoint(router)
-    return Starlette(
+    endpoints = {path: Generate(router, surface) for path, surface in _SURFACES.items()}
+    rest = Starlette(
         routes=[
-            Route("/v1/chat/completions", Generate(router, "chat.completions"), methods=["POST"]),
-            Route("/v1/completions", Generate(router, "completions"), methods=["POST"]),
-            Route("/v1/messages", Generate(router, "messages"), methods=["POST"]),
+            *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
             Route("/v1/messages/count_tokens", CountTokens(router), methods=["POST"]),
-            Route("/v1/embeddings", Generate(router, "embeddings"), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/cluster", cluster.status),
@@ -89,6 +106,7 @@ def create_app(router: Router) -> Starlette:
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
+    return Gateway(endpoints, rest)
 
 
 def _model(name: str, created: int) -> dict[str, object]:
@@ -115,6 +133,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _bug(_: Request, error: Exception) -> Response:
     # Starlette logs the traceback after this; the client gets none of it.
-    return error_response(
-        RouterError("the gateway failed on this request; its log says where", status=500, code="internal_error")
-    )
+    return error_response(internal_error())

@@ -48,17 +48,29 @@ class Generate:
             await error_response(error, request_id, self._surface)(scope, receive, send)
             return
         # The client's leaving must be noticed while nothing is being written, too (litellm#31499).
-        answering = asyncio.create_task(self._answer(incoming, scope, receive, send))
-        leaving = asyncio.create_task(_disconnect(receive))
+        answering = asyncio.current_task()
+        assert answering is not None
+        left = False
+
+        async def watch() -> None:
+            nonlocal left
+            await _disconnect(receive)
+            left = True
+            answering.cancel()
+
+        leaving = asyncio.create_task(watch())
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await self._answer(incoming, scope, receive, send)
+        except asyncio.CancelledError:
+            if not left or answering.uncancel():
+                raise
+        except ClientGone:
+            pass
+        except Exception:  # a bug: the log has where, the client nothing of it
+            log.exception("%s failed", incoming.request_id)
+            await error_response(internal_error(), incoming.request_id, self._surface)(scope, receive, send)
         finally:
             leaving.cancel()
-            if not answering.done():
-                answering.cancel()
-            (ended,) = await asyncio.gather(answering, return_exceptions=True)
-        if isinstance(ended, Exception) and not isinstance(ended, ClientGone):
-            raise ended
 
     def _read(self, body: bytes, headers: dict[bytes, bytes], request_id: str) -> Incoming:
         return read(
@@ -158,6 +170,8 @@ def _answer_headers(answer: Answer) -> _Headers:
 
 def _printable(value: str) -> bytes:
     """Names in a policy may be any text; a header may not."""
+    if value.isascii() and value.isprintable():
+        return value.encode()
     return re.sub(r"[^\x20-\x7e]", "?", value).encode()
 
 
@@ -173,6 +187,10 @@ def error_response(
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return JSONResponse(error.body(surface), status_code=error.status, headers=headers)
+
+
+def internal_error() -> RouterError:
+    return RouterError("the gateway failed on this request; its log says where", status=500, code="internal_error")
 
 
 def parsed(body: bytes | bytearray) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ STOP_GRACE_S = 10
 class Server(uvicorn.Server):
     """uvicorn with uvloop and httptools where they are installed, and no log line for each request."""
 
-    def __init__(self, app: Starlette, *, handle_signals: bool = True) -> None:
+    def __init__(self, app: ASGIApp, *, handle_signals: bool = True) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -28,6 +28,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_level="warning",
                 server_header=False,
+                date_header=False,
+                proxy_headers=False,  # nothing here goes by a client's address
                 timeout_graceful_shutdown=STOP_GRACE_S,
             )
         )

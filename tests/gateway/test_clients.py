@@ -361,5 +361,5 @@ routes: {tiny: [{candidates: [tiny], choose: in-order}]}
         counted = await messages.messages.count_tokens(model="tiny", messages=question)
         usage = final.usage
         assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-        with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        with pytest.raises(anthropic.BadRequestError, match="exceed its context"):
             await messages.messages.create(**{**asked, "max_tokens": 9_000})
