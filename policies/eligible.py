@@ -11,7 +11,7 @@ from policies.overrides import UNCHANGED
 if TYPE_CHECKING:
     from policies.state import TargetState
 
-Kind = Literal["context", "needs", "overrides", "budget"]
+Kind = Literal["context", "needs", "overrides", "budget", "busy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ def why_not(target: Target, known: TargetState | None, profile: Profile) -> Drop
         return Dropped("needs", reason)
     if (reason := _too_long(target, known, profile)) is not None:
         return Dropped("context", reason)
+    if target.concurrency is not None and known is not None and known.inflight >= target.concurrency:
+        return Dropped("busy", f"it has {known.inflight} requests under way, and its limit is {target.concurrency}")
     return None
 
 

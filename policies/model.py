@@ -158,6 +158,8 @@ class Target:
     """`policies.needs.NEEDS` that it has; None where the policy does not say."""
     speed: Speed | None = None
     """How it behaves in a simulation; None where the policy does not say."""
+    concurrency: int | None = None
+    """How many requests may be under way there; None where the policy does not say."""
     keeps_no_data: bool = False
     """Whether its provider is declared to keep nothing of requests; own hardware does not."""
 
@@ -261,6 +263,8 @@ class Policy:
     timezone: str = "UTC"
     """What `hour` and `weekday` are told in."""
     checks: tuple[Check, ...] = ()
+    included: tuple[str, ...] = ()
+    """Paths of the files that it includes."""
 
     headers_asked_for: frozenset[str] = field(init=False)
     """Names of HTTP headers that conditions look at, in lower case."""

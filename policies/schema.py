@@ -73,8 +73,9 @@ def schema(provider_types: Mapping[str, type[BaseModel]]) -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "splitroute routing policy",
         **_mapping(
-            ("version", "providers", "targets", "routes"),
+            ("version",),
             version={"const": 1},
+            include=_list(_TEXT, 1),
             providers=_by_name(_providers(provider_types, definitions), 1),
             targets=_by_name(_target(), 1),
             classes=_by_name(_mapping(when={"$ref": "#/$defs/condition"}), 1),
@@ -84,6 +85,7 @@ def schema(provider_types: Mapping[str, type[BaseModel]]) -> Schema:
             timezone=_TEXT,
             checks=_list(_check()),
         ),
+        "anyOf": [{"required": ["include"]}, {"required": ["providers", "targets", "routes"]}],
         "$defs": definitions,
     }
 
@@ -119,6 +121,7 @@ def _target() -> Schema:
         expect={**_mapping(ttft_ms=_GOAL, tpot_ms=_GOAL), "minProperties": 1},
         capabilities=_list(_one_of(NEEDS)),
         data_collection=_one_of(("allow", "deny")),
+        limits=_mapping(concurrency=_whole(1)),
         speed=_mapping(**{field.name: _number(minimum=0) for field in fields(Speed)}),
     )
 

@@ -99,8 +99,14 @@ class Answer:
             name = next((name for name, at in ready_at.items() if at <= now), min(ready_at, key=lambda n: ready_at[n]))
             if ready_at[name] >= self._deadline:
                 break
-            await asyncio.sleep(max(0.0, ready_at[name] - now))
             target = executor.policy.targets[name]
+            if ready_at[name] > now:
+                await asyncio.sleep(ready_at[name] - now)
+            # A decision has seen the limit; whoever is next after a failure, or after a while, may be full by now.
+            limit = target.concurrency if self.attempts else None
+            if limit is not None and executor.state[name].inflight >= limit:
+                del ready_at[name]
+                continue
             counted = counts.get(target.provider)
             # What the cluster foresaw was of the moment when the request came, not of after a failure.
             self._forecast = profile.forecasts.get(name) if not self.attempts else None

@@ -39,12 +39,17 @@ if TYPE_CHECKING:
 
 
 _REFUSED_BY = {
+    "busy": ("target_busy", None),
+    "budget": ("budget_exhausted", None),
     "context": ("context_length_exceeded", "messages"),
     "needs": ("unsupported_parameter", None),
-    "budget": ("budget_exhausted", None),
     "overrides": ("no_candidate", FIELD),
 }
 """(code, param) of the refusal, by what candidates failed by: that of the one that came nearest."""
+
+
+_LATER = {"target_busy": 503, "budget_exhausted": 429}
+"""Refusals of the moment, not of the request."""
 
 
 class Executor:
@@ -173,8 +178,11 @@ class Executor:
             raise RouterError(str(error), status=404, code="model_not_found", param="model") from None
         except NoCandidate as error:
             code, param = _REFUSED_BY[next(kind for kind in _REFUSED_BY if kind in error.kinds)]
-            status = 429 if code == "budget_exhausted" else 400
-            raise RouterError(str(error), status=status, code=code, param=param, decision=error.decision) from None
+            status = _LATER.get(code, 400)
+            wait_s = 1.0 if code == "target_busy" else None
+            raise RouterError(
+                str(error), status=status, code=code, param=param, decision=error.decision, retry_after_s=wait_s
+            ) from None
 
     # --- attempts ------------------------------------------------------------------------------------
 

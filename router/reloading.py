@@ -50,21 +50,26 @@ async def reload(router: Router, load: Callable[[], Policy]) -> bool:
 
 
 async def follow(router: Router, path: Path, load: Callable[[], Policy]) -> None:
-    """Reload whenever the file changes, and on SIGHUP whether it has or not; for ever."""
+    """Reload whenever the file or one that it includes changes, and on SIGHUP whether one has or not; for ever."""
     asked = asyncio.Event()
     if hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
-    seen = _mark(path)
+    seen = _marks(router, path)
     while True:
         try:
             await asyncio.wait_for(asked.wait(), LOOK_EVERY_S)
         except TimeoutError:
-            mark = _mark(path)
-            if mark in (seen, None):  # None: between an editor's removal and its rename
+            marks = _marks(router, path)
+            if marks == seen or None in marks:  # None: between an editor's removal and its rename
                 continue
         asked.clear()
-        seen = _mark(path)
-        await reload(router, load)
+        seen = _marks(router, path)
+        if await reload(router, load):
+            seen = _marks(router, path)  # of the files that are included now
+
+
+def _marks(router: Router, path: Path) -> list[tuple[int, int, int] | None]:
+    return [_mark(path), *(_mark(Path(name)) for name in router.policy.included)]
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

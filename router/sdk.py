@@ -54,7 +54,16 @@ class Router:
 
         Raises PolicyError with everything that is wrong in the file, or OSError.
         """
-        return cls.from_text(Path(path).read_text(encoding="utf-8"), filename=str(path), env=env)
+        text = read_file(str(path))
+        return cls(
+            policies.load(
+                text,
+                filename=str(path),
+                env=os.environ if env is None else env,
+                provider_types=PROVIDER_OPTIONS,
+                read=read_file,
+            )
+        )
 
     @classmethod
     def from_text(cls, text: str, *, filename: str = "policy", env: Mapping[str, str] | None = None) -> Router:
@@ -292,6 +301,11 @@ class Router:
     def health(self) -> dict[str, Health]:
         """Each provider's health."""
         return {name: backend.health() for name, backend in self.backends.items()}
+
+
+def read_file(path: str) -> str:
+    """The text of a policy file, or of one that it includes."""
+    return Path(path).read_text(encoding="utf-8")
 
 
 def _used_providers(policy: Policy) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from policies.loader.conditions import read_classes
-from policies.loader.language import Mapping_, Node, Scalar, parse
+from policies.loader.including import Including, Read
+from policies.loader.language import Mapping_, Node, Scalar
 from policies.loader.problems import Problems
 from policies.loader.providers import read_providers
 from policies.loader.reader import Reader, kind_of, shown
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 VERSION = 1
 _SECTIONS = (
     "version",
+    "include",
     "providers",
     "targets",
     "classes",
@@ -34,15 +36,24 @@ _SECTIONS = (
 _NEEDED = ("version", "providers", "targets", "routes")
 
 
-def load(text: str, *, filename: str, env: Mapping[str, str], provider_types: Mapping[str, type[BaseModel]]) -> Policy:
+def load(
+    text: str,
+    *,
+    filename: str,
+    env: Mapping[str, str],
+    provider_types: Mapping[str, type[BaseModel]],
+    read: Read | None = None,
+) -> Policy:
     """Read a policy.
 
-    `env` fills in `${NAME}`; `provider_types` has the options model of each provider type. Raises PolicyError
-    with every problem that was found, each with its place and what to write instead.
+    `env` fills in `${NAME}`; `provider_types` has the options model of each provider type; `read` gives the text of a
+    file that is included, by its path. Raises PolicyError with every problem that was found, each with its place and
+    what to write instead.
     """
     problems = Problems(filename)
-    root = parse(text, env, problems)
     reader = Reader(problems)
+    including = Including(reader, env, read)
+    root = including.root(text, filename)
     if not isinstance(root, Mapping_):
         found = "the file is empty" if root is None else f"a policy must be a mapping, not {kind_of(root)}"
         problems.add_at(1, 1, found, "see docs/policies.md; `version: 1` comes first")
@@ -74,6 +85,7 @@ def load(text: str, *, filename: str, env: Mapping[str, str], provider_types: Ma
     problems.raise_if_any()
     return Policy(
         filename=filename,
+        included=tuple(including.files[1:]),
         providers={name: provider for name, provider in providers.items() if provider is not None},
         targets={name: target for name, target in targets.items() if target is not None},
         classes=classes,

@@ -38,6 +38,8 @@ class Scalar:
     """Whether `value` is a string with something from the environment in it: never shown."""
     broken: bool = False
     """Whether a variable is missing. That has been reported; nothing else needs to be said of this value."""
+    file: str = ""
+    """Empty for the policy's own; the path of one that it includes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Sequence:
     line: int
     column: int
     items: tuple[Node, ...]
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Entry:
     column: int
     key: str
     value: Node
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Mapping_:
     line: int
     column: int
     entries: tuple[Entry, ...]
+    file: str = ""
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -130,6 +135,7 @@ class _Reader:
         self._problems = problems
         self._open: set[int] = set()
         self._count = 0
+        self._file = problems.file
 
     def read(self, node: Any) -> Node:
         line, column = node.start_mark.line + 1, node.start_mark.column + 1
@@ -144,10 +150,10 @@ class _Reader:
         try:
             if node.id == "mapping":
                 self._refuse_tag(node, "map")
-                return Mapping_(line, column, tuple(self._entries(node)))
+                return Mapping_(line, column, tuple(self._entries(node)), self._file)
             if node.id == "sequence":
                 self._refuse_tag(node, "seq")
-                return Sequence(line, column, tuple(self.read(item) for item in node.value))
+                return Sequence(line, column, tuple(self.read(item) for item in node.value), self._file)
             return self._scalar(node, line, column)
         finally:
             self._open.discard(id(node))
@@ -172,17 +178,17 @@ class _Reader:
                 )
                 continue
             first[key] = line
-            yield Entry(line, column, key, value)
+            yield Entry(line, column, key, value, self._file)
 
     def _scalar(self, node: Any, line: int, column: int) -> Scalar:
         written = str(node.value).translate(_SHOW)
         tag = str(node.tag)
         if tag not in _READ:
             self._problems.add_at(line, column, f"the tag {tag!r} is not part of the policy language")
-            return Scalar(line, column, None, written, broken=True)
+            return Scalar(line, column, None, written, broken=True, file=self._file)
         if "${" in written:
             return self._expand(written, line, column)
-        return Scalar(line, column, _READ[tag](written), written)
+        return Scalar(line, column, _READ[tag](written), written, file=self._file)
 
     def _expand(self, written: str, line: int, column: int) -> Scalar:
         """`written` with `${NAME}` and `${NAME:-default}` replaced; `$${` stands for a plain `${`."""
@@ -211,10 +217,10 @@ class _Reader:
                 "'${' does not begin a variable reference",
                 "write ${NAME} or ${NAME:-default}; $${ stands for a plain ${",
             )
-            return Scalar(line, column, None, written, broken=True)
+            return Scalar(line, column, None, written, broken=True, file=self._file)
         value = "${".join(_REFERENCE.sub(value_of, part) for part in parts)
         from_env = any(_REFERENCE.search(part) for part in parts)
-        return Scalar(line, column, value, written, from_env=from_env, broken=missing)
+        return Scalar(line, column, value, written, from_env=from_env, broken=missing, file=self._file)
 
     def _refuse_tag(self, node: Any, plain: str) -> None:
         if str(node.tag) != _PREFIX + plain:

@@ -11,7 +11,7 @@ from policies.model import OWN_CAPABILITIES, OWN_HARDWARE, Goals, Price, Provide
 from policies.needs import NEEDS
 
 _EXAMPLE = "mini: {provider: openai, model: gpt-4o-mini}"
-_KEYS = ("provider", "model", "context", "price", "expect", "capabilities", "data_collection", "speed")
+_KEYS = ("provider", "model", "context", "price", "expect", "capabilities", "data_collection", "speed", "limits")
 
 
 def read_targets(reader: Reader, node: Node, providers: Mapping[str, Provider | None]) -> dict[str, Target | None]:
@@ -63,8 +63,14 @@ def _target(reader: Reader, entry: Entry, providers: Mapping[str, Provider | Non
         expect=expect or Goals(),
         capabilities=_capabilities(reader, what, found.get("capabilities"), own=own),
         speed=_speed(reader, what, found["speed"].value) if "speed" in found else None,
+        concurrency=_concurrency(reader, what, found["limits"].value) if "limits" in found else None,
         keeps_no_data=own if keeps is None else keeps == "deny",
     )
+
+
+def _concurrency(reader: Reader, what: str, node: Node) -> int | None:
+    found = reader.entries(node, f"'limits' of {what}", "{concurrency: 8}", ("concurrency",))
+    return reader.whole(found["concurrency"].value, "'concurrency'", 1) if "concurrency" in found else None
 
 
 def _speed(reader: Reader, what: str, node: Node) -> Speed:

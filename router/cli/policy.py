@@ -50,13 +50,14 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
 def load(file: str) -> Policy:
     """The policy in `file`, read with this process's environment. Raises PolicyError or OSError."""
     import os
-    from pathlib import Path
 
     import policies
     from backends import PROVIDER_OPTIONS
+    from router.sdk import read_file
 
-    text = Path(file).read_text(encoding="utf-8")
-    return policies.load(text, filename=file, env=os.environ, provider_types=PROVIDER_OPTIONS)
+    return policies.load(
+        read_file(file), filename=file, env=os.environ, provider_types=PROVIDER_OPTIONS, read=read_file
+    )
 
 
 def _schema(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from router import Router, RouterError
 from tests.fakes.provider import TEXT, FakeProvider, model_for_words
-from tests.router.policies import ASK, router_of
+from tests.router.policies import ASK, policy_of, router_of
 
 
 async def streamed(router: Router, **parameters: Any) -> tuple[str, Any]:
@@ -232,3 +232,22 @@ async def test_memory_of_requests_is_bounded(provider: FakeProvider, monkeypatch
         for _ in range(5):
             await router.chat(**ASK)
         assert len(list(router.ledger)) == 3
+
+
+async def test_a_target_at_its_limit_is_passed_over_and_nobody_left_is_said(provider: FakeProvider) -> None:
+    text = policy_of(provider, "paced:100", "ok").replace(
+        "model: 'paced:100'", "model: 'paced:100', limits: {concurrency: 2}"
+    )
+    text = text.replace("routes:\n", "routes:\n  alone: [{candidates: [t0], choose: in-order}]\n")
+    async with Router.from_text(text, filename="test.yaml", env={}) as router:
+        streams = [router.stream(**ASK) for _ in range(3)]
+        targets = [(await stream.started()).target for stream in streams]
+        assert targets == ["t0", "t0", "t1"]
+        with pytest.raises(RouterError, match="it has 2 requests under way, and its limit is 2") as refused:
+            await router.chat(**{**ASK, "model": "alone"})
+        assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "target_busy", 1.0)
+        for stream in streams:
+            assert "".join([event.text or "" async for event in stream]) == TEXT
+        many = await asyncio.gather(*(streamed(router) for _ in range(8)))
+        assert sum(stream.target == "t0" for _, stream in many) == 2, "also where they come at once"
+        assert router.state["t0"].inflight == 0
