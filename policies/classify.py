@@ -20,6 +20,7 @@ def facts_of(profile: Profile) -> dict[str, Any]:
         "hour": profile.hour,
         "weekday": profile.weekday,
         "session": profile.session,
+        "key": profile.key,
         "needs": profile.needs,
         "metadata": profile.metadata,
         "headers": profile.headers,

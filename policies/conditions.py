@@ -11,7 +11,7 @@ Facts = Mapping[str, Any]
 """A value for each signal; None where the request does not say (no goal, no max_tokens)."""
 
 NUMBERS = ("prompt_tokens", "uncached_tokens", "max_tokens", "ttft_ms", "tpot_ms", "priority", "hour")
-TEXTS = ("class", "model", "session", "weekday")
+TEXTS = ("class", "model", "session", "key", "weekday")
 FLAGS = ("stream",)
 SETS = ("needs",)
 KEYED = ("metadata", "headers")

@@ -84,6 +84,8 @@ class Profile:
     overrides: Overrides = UNCHANGED
     session: str | None = None
     """Names the conversation or user that the request belongs to."""
+    key: str | None = None
+    """The label of the gateway key that the request was let in by."""
     prefix: str | None = None
     """Names how the prompt begins: alike for prompts that could share KV."""
     tokens_by_target: Mapping[str, int] = field(default_factory=dict)

@@ -178,6 +178,7 @@ def _check() -> Schema:
     kinds: dict[str, Schema] = {
         "model": _TEXT,
         "session": _TEXT,
+        "key": _TEXT,
         "stream": _flag(),
         "needs": _list(_one_of(NEEDS)),
         "ttft_ms": _GOAL,

@@ -124,6 +124,7 @@ class Executor:
             weekday=WEEKDAYS[now.weekday()],
             overrides=incoming.overrides,
             session=incoming.session,
+            key=incoming.key,
             prefix=prefix_of(incoming.surface, incoming.body) if self._by_prefix else None,
             tokens_by_target=tokens_by_target,
             forecasts=forecasts,

@@ -40,6 +40,8 @@ class Incoming:
     """The body as it came over the wire, goals and all."""
     dropped: frozenset[str] = frozenset()
     """What `raw` has that is not sent on."""
+    key: str | None = None
+    """The label of the key that it was let in by."""
     asked: Mapping[str, Any] | None = None
     """The `provider` object that the overrides were read from."""
 
@@ -54,6 +56,7 @@ def read(
     session: str | None = None,
     headers: Mapping[str, str] | None = None,
     raw: bytes | None = None,
+    key: str | None = None,
 ) -> Incoming:
     """Check `body` and take the goals and the session from it; those given (header or argument) come before its own.
 
@@ -104,6 +107,7 @@ def read(
         overrides=read_overrides(body.get(OVERRIDES_FIELD)),
         raw=raw,
         dropped=_OURS & body.keys(),
+        key=key,
         asked=body.get(OVERRIDES_FIELD),
     )
 

@@ -24,6 +24,7 @@ REQUEST_KEYS = (
     "stream",
     "needs",
     "session",
+    "key",
     "priority",
 )
 _CHECK_EXAMPLE = "- {request: {model: chat, prompt_tokens: 6000}, expect: {target: mini}}"
@@ -110,6 +111,7 @@ def _check(reader: Reader, node: Node, known: dict[str, tuple[str, ...]]) -> Che
         stream=bool(stream),
         needs=frozenset(name for name in needed_names if name is not None),
         session=reader.text(found["session"].value, "'session'") if "session" in found else None,
+        key=reader.text(found["key"].value, "'key'") if "key" in found else None,
         priority=reader.amount(found["priority"].value, "'priority'", low=0.0) if "priority" in found else None,
     )
     return Check(node.line, request, names.get("target"), names.get("class"), names.get("route"))

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from router.cli import cluster, demo, explain, model, policy, up, worker
+from router.cli import cluster, demo, explain, key, model, policy, up, worker
 from router.cli.console import fail
 from router.cli.errors import told
 from router.cli.parser import USAGE, Parser, Version
@@ -22,6 +22,7 @@ examples:
   splitroute demo                                    see it work: three requests, three routes
   splitroute up                                      serve the bundled cluster on 127.0.0.1:8080
   splitroute up --policy policy.yaml --port 9000     serve your own policy
+  splitroute key create --keys keys.json --label me  let somebody in from outside this machine
   splitroute policy check policy.yaml                validate a policy and run its checks
   splitroute cluster status                          the workers of a running gateway
   splitroute worker --secret-file secret.txt         be a worker of a cluster whose gateway is elsewhere
@@ -65,6 +66,6 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, demo, cluster, worker, model, policy, explain):
+    for command in (up, demo, cluster, worker, model, policy, explain, key):
         command.register(commands, common)
     return parser

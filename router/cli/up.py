@@ -7,16 +7,19 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from router.cli.errors import CliError
 from router.cli.parser import Parser, port
 
 if TYPE_CHECKING:
     from policies import Policy
+    from router.keys import Doorkeeper
 
 _EXAMPLES = """\
 examples:
   splitroute up                                  the bundled cluster, on 127.0.0.1:8080
   splitroute up --policy policy.yaml --port 9000 your own policy
   splitroute up --port 0                         a free port; the first line says which
+  splitroute up --keys keys.json --host 0.0.0.0  for other machines too, with keys
 
 then:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
@@ -38,6 +41,8 @@ def register(commands: argparse._SubParsersAction[Parser], common: Parser) -> No
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     up.add_argument("--port", type=port, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
     up.add_argument("--state", metavar="FILE", help="keep what is learned of the targets there, over restarts")
+    up.add_argument("--keys", metavar="FILE", help="let in who shows one of its keys (see splitroute key create)")
+    up.add_argument("--open", action="store_true", help="let in anybody, also from other machines")
     up.set_defaults(run=_up, parser=up)
 
 
@@ -49,7 +54,13 @@ def _up(args: argparse.Namespace) -> int:
     from router.cli.listening import listen
     from router.cli.policy import load
     from router.gateway.server import run
+    from router.keys import Doorkeeper
 
+    if not (args.keys or args.open or _is_loopback(args.host)):
+        raise CliError(
+            f"--host {args.host}: other machines could ask without a key",
+            hint="--keys FILE lets in who has one (splitroute key create --help), --open anybody",
+        )
     if args.policy is None:
         policy = policies.load(
             policies.preset("local"), filename="local.yaml", env=os.environ, provider_types=PROVIDER_OPTIONS
@@ -59,8 +70,17 @@ def _up(args: argparse.Namespace) -> int:
     with listen(args.host, args.port) as listener:
         pull_models(policy)
         file, state = (None if name is None else Path(name) for name in (args.policy, args.state))
-        run(_serve(policy, listener, file, state))
+        run(_serve(policy, listener, file, state, Doorkeeper(Path(args.keys)) if args.keys else None))
     return 0
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def pull_models(policy: Policy) -> None:
@@ -80,7 +100,9 @@ def pull_models(policy: Policy) -> None:
             resolve(name, pull_missing=True, progress=report)
 
 
-async def _serve(policy: Policy, listener: socket.socket, file: Path | None, state: Path | None) -> None:
+async def _serve(
+    policy: Policy, listener: socket.socket, file: Path | None, state: Path | None, doorkeeper: Doorkeeper | None
+) -> None:
     import asyncio
 
     from router.cli.console import err, out
@@ -93,7 +115,7 @@ async def _serve(policy: Policy, listener: socket.socket, file: Path | None, sta
     from router.sdk import Router
 
     router = Router(policy)
-    server = Server(create_app(router))
+    server = Server(create_app(router, doorkeeper))
     # Started here and not by the application's lifespan alone, so that a failure is one message.
     with err().status("starting"):
         await router.start()

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from backends.base import Health, Surface
 from router.errors import RouterError
 from router.gateway.cluster import ClusterEndpoint
-from router.gateway.generate import CountTokens, Generate, error_response, internal_error
+from router.gateway.generate import KEY, CountTokens, Generate, error_response, internal_error
+from router.keys import Doorkeeper, Key
 from router.metrics import CONTENT_TYPE
 from router.sdk import Router
 
@@ -26,6 +27,8 @@ _SURFACES: dict[str, Surface] = {
     "/v1/messages": "messages",
     "/v1/embeddings": "embeddings",
 }
+_OPEN = ("/health", "/metrics", "/cluster")
+"""What probes and scrapers ask without a key. /cluster goes by the machine."""
 _PATHS = (
     *[f"POST {path}" for path in _SURFACES],
     "POST /v1/messages/count_tokens",
@@ -40,19 +43,28 @@ class Gateway:
     """The ASGI application. What answers come from goes straight to its endpoint: routing and middleware of a general
     framework cost as much as the rest of a relayed request."""
 
-    def __init__(self, endpoints: Mapping[str, Generate], rest: Starlette) -> None:
+    def __init__(self, endpoints: Mapping[str, Generate], rest: Starlette, doorkeeper: Doorkeeper | None) -> None:
         self._endpoints = endpoints
         self._rest = rest
+        self._doorkeeper = doorkeeper
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._doorkeeper is not None and scope["type"] == "http" and not scope["path"].startswith(_OPEN):
+            try:
+                scope[KEY] = self._doorkeeper.check(dict(scope["headers"]))
+            except RouterError as error:
+                response = error_response(error, surface=_surface_of(scope["path"]))
+                response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
         if scope["type"] == "http" and scope["method"] == "POST" and (to := self._endpoints.get(scope["path"])):
             await to(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 
 
-def create_app(router: Router) -> Gateway:
-    """Its lifespan starts and closes `router`."""
+def create_app(router: Router, doorkeeper: Doorkeeper | None = None) -> Gateway:
+    """Its lifespan starts and closes `router`. Without `doorkeeper` everybody is let in."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -61,12 +73,16 @@ def create_app(router: Router) -> Gateway:
 
     created = int(time.time())
 
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name, created) for name in router.policy.routes]})
+    def routes_for(request: Request) -> list[str]:
+        key: Key | None = request.scope.get(KEY)
+        return [name for name in router.policy.routes if key is None or key.may_ask(name)]
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name, created) for name in routes_for(request)]})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in router.policy.routes:
+        if name not in routes_for(request):
             return error_response(
                 RouterError(f"no model {name!r}; GET /v1/models lists them", status=404, code="model_not_found")
             )
@@ -106,7 +122,7 @@ def create_app(router: Router) -> Gateway:
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _bug},
     )
-    return Gateway(endpoints, rest)
+    return Gateway(endpoints, rest, doorkeeper)
 
 
 def _model(name: str, created: int) -> dict[str, object]:
@@ -121,12 +137,15 @@ def _serves_every_route(router: Router, providers: dict[str, Health]) -> bool:
     )
 
 
+def _surface_of(path: str) -> Surface:
+    return "messages" if path.startswith("/v1/messages") else "chat.completions"
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
     said = f"{asked} is not served here; served are {', '.join(_PATHS)}" if error.status_code in (404, 405) else asked
-    surface: Surface = "messages" if request.url.path.startswith("/v1/messages") else "chat.completions"
-    response = error_response(RouterError(said, status=error.status_code), surface=surface)
+    response = error_response(RouterError(said, status=error.status_code), surface=_surface_of(request.url.path))
     response.headers.update(error.headers or {})
     return response
 

@@ -16,6 +16,7 @@ from backends.base import Surface
 from router.answer import Answer
 from router.errors import RouterError
 from router.incoming import Incoming, read
+from router.keys import Key
 from router.sdk import Router, new_request_id
 
 log = logging.getLogger("splitroute.gateway")
@@ -23,6 +24,23 @@ log = logging.getLogger("splitroute.gateway")
 MAX_BODY_BYTES = 64 << 20
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _Headers = list[tuple[bytes, bytes]]
+
+
+KEY = "splitroute.key"
+"""Where an ASGI scope has the key that its request was let in by."""
+
+
+def check_route(key: Key, route: str) -> None:
+    """Raises RouterError (403) where the key is not for that route."""
+    if not key.may_ask(route):
+        allowed = ", ".join(key.routes)
+        raise RouterError(
+            f"this key may not ask for model {route!r}; it may for {allowed}",
+            status=403,
+            kind="permission_error",
+            code="route_not_allowed",
+            param="model",
+        )
 
 
 class ClientGone(Exception):
@@ -41,7 +59,7 @@ class Generate:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
         try:
-            incoming = self._read(await _body(receive), headers, request_id)
+            incoming = self._read(await _body(receive), headers, request_id, scope.get(KEY))
         except ClientGone:
             return
         except RouterError as error:
@@ -72,8 +90,8 @@ class Generate:
         finally:
             leaving.cancel()
 
-    def _read(self, body: bytes, headers: dict[bytes, bytes], request_id: str) -> Incoming:
-        return read(
+    def _read(self, body: bytes, headers: dict[bytes, bytes], request_id: str, key: Key | None) -> Incoming:
+        incoming = read(
             self._surface,
             parsed(body),
             raw=body,
@@ -86,7 +104,11 @@ class Generate:
                 for name in self._router.policy.headers_asked_for
                 if name.encode() in headers
             },
+            key=None if key is None else key.label,
         )
+        if key is not None:
+            check_route(key, incoming.model)
+        return incoming
 
     async def _answer(self, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -117,7 +139,10 @@ class CountTokens:
             body = parsed(await _body(receive))
             if isinstance(body, dict):
                 body.setdefault("max_tokens", 1)  # which a count need not have
-            tokens = await self._router.count(read("messages", body, request_id=request_id))
+            incoming = read("messages", body, request_id=request_id)
+            if (key := scope.get(KEY)) is not None:
+                check_route(key, incoming.model)
+            tokens = await self._router.count(incoming)
             response = JSONResponse({"input_tokens": tokens}, headers={"request-id": request_id})
         except ClientGone:
             return

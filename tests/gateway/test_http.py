@@ -17,6 +17,7 @@ from router import Router
 from router.gateway import generate
 from router.gateway.app import create_app
 from router.gateway.server import Server
+from router.keys import Doorkeeper
 from tests.fakes.provider import TEXT, FakeProvider
 from tests.router.policies import ASK, router_of
 
@@ -24,9 +25,9 @@ Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 @asynccontextmanager
-async def serving(router: Router) -> AsyncIterator[str]:
+async def serving(router: Router, doorkeeper: Doorkeeper | None = None) -> AsyncIterator[str]:
     """The gateway's URL while it serves `router`."""
-    server = Server(create_app(router), handle_signals=False)
+    server = Server(create_app(router, doorkeeper), handle_signals=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = await server.start_on(listener)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
