@@ -68,6 +68,7 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
         answer_tokens=answer_tokens,
         left=state.left(key),
         back_at=rule.spill.back_at or (slo.at + 1) / 2,
+        explore=rule.explore,
     )
     choose = BY_SORT[profile.overrides.sort] if profile.overrides.sort else rule.choose
     ordered, reason = CHOOSERS[choose](options, asked) if options else ([], "no candidate can take the request")

@@ -200,6 +200,10 @@ class Spill:
     """What the answers of the last hour may cost together; None for anything."""
 
 
+EXPLORE = 2.0
+"""What a rule that does not say explores with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     when: Condition
@@ -215,6 +219,8 @@ class Rule:
     """A target outside `candidates` that comes before them for a share of sessions, or of requests without one."""
     mirror: Share | None = None
     """A target that gets copies of a share of requests; what it answers nobody sees."""
+    explore: float = EXPLORE
+    """Percent of requests that each target may get that had none lately, to see how it is by now."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -262,6 +268,8 @@ class Policy:
     resilience_by_route: Mapping[str, Resilience] = field(default_factory=dict)
     overrides: frozenset[str] = frozenset(OVERRIDES)
     """Those that a request may have."""
+    overrides_by_key: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Those of requests that were let in by a key with that label."""
     timezone: str = "UTC"
     """What `hour` and `weekday` are told in."""
     checks: tuple[Check, ...] = ()
@@ -273,6 +281,10 @@ class Policy:
 
     def resilience_of(self, route: str) -> Resilience:
         return self.resilience_by_route.get(route, self.resilience)
+
+    def overrides_of(self, key: str | None) -> frozenset[str]:
+        """Those that a request by that key may have."""
+        return self.overrides if key is None else self.overrides_by_key.get(key, self.overrides)
 
     def rule_at(self, route: str, line: int) -> Rule:
         return next(rule for rule in self.routes[route] if rule.line == line)

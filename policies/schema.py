@@ -65,6 +65,8 @@ _SHARE: Schema = {
 }
 _PART = _mapping(("target", "percent"), target=_TEXT, percent=_number(exclusiveMinimum=0, maximum=100))
 
+_ALLOWED = {"anyOf": [{"enum": ["all", "none"]}, _list(_one_of(OVERRIDES))]}
+
 
 def schema(provider_types: Mapping[str, type[BaseModel]]) -> Schema:
     """Of policies with those types of providers, each with the model of its options."""
@@ -81,7 +83,7 @@ def schema(provider_types: Mapping[str, type[BaseModel]]) -> Schema:
             classes=_by_name(_mapping(when={"$ref": "#/$defs/condition"}), 1),
             routes=_by_name(_route(), 1),
             resilience=_resilience(),
-            overrides={"anyOf": [{"enum": ["all", "none"]}, _list(_one_of(OVERRIDES))]},
+            overrides={"anyOf": [_ALLOWED, _mapping(default=_ALLOWED, keys=_by_name(_ALLOWED))]},
             timezone=_TEXT,
             checks=_list(_check()),
         ),
@@ -164,6 +166,7 @@ def _route() -> Schema:
         spill=_mapping(back_at=_SHARE, usd_per_hour=_number(minimum=0)),
         canary=_PART,
         mirror=_PART,
+        explore=_number(minimum=0, maximum=100),
     )
     rules = _list(rule, 1)
     return {"anyOf": [rules, _mapping(("rules",), rules=rules, resilience=_resilience())]}

@@ -85,7 +85,7 @@ class Executor:
 
     def profile(self, incoming: Incoming) -> tuple[Profile, dict[str, PromptCount], dict[str, BackendError]]:
         """The request's profile; the token ids, by provider, of those that count exactly; and who refused it."""
-        check_allowed(incoming.asked, incoming.overrides, self.policy)
+        check_allowed(incoming.asked, incoming.overrides, self.policy, incoming.key)
         counts: dict[str, PromptCount] = {}
         refusals: dict[str, BackendError] = {}
         tokens_by_target: dict[str, int] = {}

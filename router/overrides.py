@@ -42,15 +42,16 @@ def read_overrides(value: Any) -> Overrides:
     )
 
 
-def check_allowed(value: Any, overrides: Overrides, policy: Policy) -> None:
+def check_allowed(value: Any, overrides: Overrides, policy: Policy, key: str | None) -> None:
     """Refuse what the policy does not let a request change, and names that it does not have. Raises RouterError."""
     if overrides is UNCHANGED:
         return
+    allowed = policy.overrides_of(key)
     for name in value:
-        if name not in policy.overrides:
-            allowed = ", ".join(sorted(policy.overrides)) or "none"
+        if name not in allowed:
             raise RouterError(
-                f"{FIELD}.{name} is not for requests to say under this policy; allowed: {allowed}",
+                f"{FIELD}.{name} is not for requests{'' if key is None else f' by the key {key!r}'} to say under "
+                f"this policy; allowed: {', '.join(sorted(allowed)) or 'none'}",
                 status=403,
                 param=f"{FIELD}.{name}",
                 code="override_not_allowed",

@@ -32,7 +32,9 @@ CHOOSERS: dict[str, Chooser] = {
 }
 BY_GOALS = frozenset({"cheapest-meeting-slo", "most-likely-to-meet-slo", "lowest-latency", "spill-over"})
 """Those to which a rule's `slo` matters."""
+EXPLORING = frozenset({"cheapest-meeting-slo", "lowest-latency", "spill-over"})
+"""Those that try targets again; a rule's `explore` matters to them."""
 BY_WEIGHTS = frozenset({"weighted", "least-busy", "prefix-affinity", "sticky"})
 """Those to which a rule's `weights` matter."""
 
-__all__ = ["BY_GOALS", "BY_WEIGHTS", "CHOOSERS", "Asked", "Chooser", "Option"]
+__all__ = ["BY_GOALS", "BY_WEIGHTS", "CHOOSERS", "EXPLORING", "Asked", "Chooser", "Option"]

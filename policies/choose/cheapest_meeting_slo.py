@@ -6,9 +6,9 @@ counts; without that the target is unknown, which is said and is neither a yes n
 that keep the goals by cost, the unknown in the policy's order, and those that are expected to miss, the likeliest
 first: a request that nobody serves in time is still served.
 
-A cheaper target that is thought too slow, or of which nothing is known, is tried again with one request in fifty, so
-that it is noticed when it has become fast. That is what exploring may cost: at most one answer in so many may be
-late.
+A cheaper target that is thought too slow, or of which nothing is known, is tried again with the rule's
+`explore` percent of requests (2), so that it is noticed when it has become fast. That is what exploring may cost: at
+most so many answers may be late.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cheapest_meeting_slo(options: list[Option], asked: Asked) -> tuple[list[Opti
     missing.sort(key=lambda option: (-(option.p_meet or 0.0), option.place))
     ordered = meeting + unknown + missing
     first = ordered[0]
-    if (again := _forgotten(first, unknown + missing)) is not None:
+    if (again := _forgotten(first, unknown + missing, asked)) is not None:
         again.reason = f"tried again: nothing was seen of it for {again.passed_over} requests, {again.cost_text}"
         ordered = [again, *(option for option in ordered if option is not again)]
         return ordered, f"{again.target} costs less than {first.target} and is {again.reason}"
@@ -74,9 +74,9 @@ def _by_cost(option: Option) -> tuple[float, float, int]:
     return (_cost(option), -(option.p_meet or 0.0), option.place)
 
 
-def _forgotten(first: Option, others: list[Option]) -> Option | None:
+def _forgotten(first: Option, others: list[Option], asked: Asked) -> Option | None:
     """A cheaper target that has idled since it was thought too slow: it may be fast by now, and only trying tells."""
-    due = [option for option in due_again(others, first) if _cost(option) < _cost(first)]
+    due = [option for option in due_again(others, first, asked) if _cost(option) < _cost(first)]
     return min(due, key=_by_cost, default=None)
 
 

@@ -18,7 +18,7 @@ def lowest_latency(options: list[Option], asked: Asked) -> tuple[list[Option], s
         known = times[option.target]
         option.reason = "latency unknown" if known is None else f"{known:.0f} ms {_what(option, asked)} expected"
     first = ordered[0]
-    if due := due_again(options, first):
+    if due := due_again(options, first, asked):
         again = max(due, key=lambda option: option.passed_over)
         again.reason += f"; nothing was seen of it for {again.passed_over} requests"
         return [again, *(option for option in ordered if option is not again)], f"{again.target} is tried again"

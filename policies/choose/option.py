@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from policies.model import Goals, Slo
+from policies.model import EXPLORE, Goals, Slo
 
 if TYPE_CHECKING:
     import random
@@ -76,6 +76,8 @@ class Asked:
     """The targets that this rule has spilled over from, and not come back to."""
     back_at: float = 1.0
     """The chance to keep the goals with which it comes back."""
+    explore: float = EXPLORE
+    """Percent of requests that may go where nobody has looked lately."""
 
 
 Chooser = Callable[[list[Option], Asked], tuple[list[Option], str]]
@@ -95,16 +97,13 @@ def ranked(options: list[Option], key: Callable[[Option], Any]) -> list[Option]:
     return sorted(options, key=of)
 
 
-TRY_EVERY = 50
-"""A target that gets nothing, because it was slow or nobody knows how fast it is, is tried with one request in so many.
-That is what exploring may cost."""
-
-
-def due_again(options: Sequence[Option], first: Option) -> list[Option]:
-    """Those that have idled so long that only trying tells how they are now."""
-    return [
-        option for option in options if option is not first and option.passed_over >= TRY_EVERY and not option.inflight
-    ]
+def due_again(options: Sequence[Option], first: Option, asked: Asked) -> list[Option]:
+    """Those that have idled so long, because they were slow or nobody knows them, that only trying tells how they are
+    now: each may have `explore` percent of the requests. That is what exploring may cost."""
+    if not asked.explore:
+        return []
+    every = 100 / asked.explore
+    return [option for option in options if option is not first and option.passed_over >= every and not option.inflight]
 
 
 def by_rendezvous(options: Sequence[Option], key: str, weights: Mapping[str, float]) -> list[Option]:

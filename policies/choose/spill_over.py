@@ -6,7 +6,8 @@ two nothing changes, so that a cluster at its limit is not left and taken back w
 `spill.usd_per_hour`, candidates that cost something get nothing more while the last hour's answers cost that much.
 Limits: it knows nothing of cost beyond that order; a candidate of which nothing is known is taken to keep its goals.
 
-A candidate that was left is tried with one request in fifty, so that it is noticed when it is fast again.
+A candidate that was left is tried with the rule's `explore` percent of requests (2), so that it is noticed when it is
+fast again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def spill_over(options: list[Option], asked: Asked) -> tuple[list[Option], str]:
         option.reason = f"{said} ({wanted}), {option.cost_text}"
     ordered = kept + left
     first = ordered[0]
-    if kept and (again := due_again(left, first)):
+    if kept and (again := due_again(left, first, asked)):
         again[0].reason = f"tried again: nothing was seen of it for {again[0].passed_over} requests"
         ordered = [again[0], *(option for option in ordered if option is not again[0])]
         return ordered, f"{again[0].target} is {again[0].reason}"

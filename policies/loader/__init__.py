@@ -80,7 +80,9 @@ def load(
         read_routes(reader, routes_node, targets, class_names, resilience) if "routes" in nodes else ({}, {})
     )
     checks = read_checks(reader, nodes["checks"], route_names, targets, class_names) if "checks" in nodes else ()
-    overrides = read_overrides(reader, nodes["overrides"]) if "overrides" in nodes else frozenset(OVERRIDES)
+    overrides, overrides_by_key = (
+        read_overrides(reader, nodes["overrides"]) if "overrides" in nodes else (frozenset(OVERRIDES), {})
+    )
     timezone = read_timezone(reader, nodes["timezone"]) if "timezone" in nodes else "UTC"
     problems.raise_if_any()
     return Policy(
@@ -93,6 +95,7 @@ def load(
         resilience=resilience,
         resilience_by_route=resilience_by_route,
         overrides=overrides,
+        overrides_by_key=overrides_by_key,
         timezone=timezone,
         checks=checks,
     )

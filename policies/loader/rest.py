@@ -43,8 +43,18 @@ def read_resilience(reader: Reader, node: Node, base: Resilience) -> Resilience:
     return replace(base, **{name: value for name, value in values.items() if value is not None})
 
 
-def read_overrides(reader: Reader, node: Node) -> frozenset[str]:
-    """`all`, `none` or a list of names."""
+def read_overrides(reader: Reader, node: Node) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
+    """What requests may change, and what those by the keys that are named: `all`, `none` or a list of names, or a
+    mapping with `default` and `keys`."""
+    if not isinstance(node, Mapping_):
+        return _allowed(reader, node), {}
+    found = reader.entries(node, "'overrides'", "{default: none, keys: {team-a: all}}", ("default", "keys"))
+    default = _allowed(reader, found["default"].value) if "default" in found else frozenset(OVERRIDES)
+    keys = reader.mapping(found["keys"].value, "'keys' of 'overrides'", "team-a: all") if "keys" in found else None
+    return default, {entry.key: _allowed(reader, entry.value) for entry in keys or ()}
+
+
+def _allowed(reader: Reader, node: Node) -> frozenset[str]:
     if isinstance(node, Scalar) and node.value in ("all", "none"):
         return frozenset(OVERRIDES if node.value == "all" else ())
     items = reader.sequence(node, "'overrides'", "all, none or [order, only, max_price]")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from policies.choose import BY_GOALS, BY_WEIGHTS, CHOOSERS
+from policies.choose import BY_GOALS, BY_WEIGHTS, CHOOSERS, EXPLORING
 from policies.conditions import Condition
 from policies.loader.conditions import read_when
 from policies.loader.language import Entry, Mapping_, Node, Scalar
 from policies.loader.reader import Reader, shown
 from policies.loader.rest import read_resilience
 from policies.loader.targets import goals_of
-from policies.model import Resilience, Rule, Share, Slo, Spill
+from policies.model import EXPLORE, Resilience, Rule, Share, Slo, Spill
 
 _EXAMPLE = "- {candidates: [mini, tiny], choose: in-order}"
-_KEYS = ("when", "candidates", "choose", "slo", "weights", "spill", "canary", "mirror")
+_KEYS = ("when", "candidates", "choose", "slo", "weights", "spill", "canary", "mirror", "explore")
 _SHARE_EXAMPLE = "{target: next, percent: 5}"
 
 Routes = tuple[dict[str, tuple[Rule, ...]], dict[str, Resilience]]
@@ -101,7 +101,27 @@ def _rule(
             found["spill"], f"'back_at' is below the slo's 'at' ({slo.at:g})", "a target comes back at a higher chance"
         )
     canary, mirror = (_percent(reader, what, found.get(name), targets, candidates) for name in ("canary", "mirror"))
-    return Rule(when, tuple(candidates), choose or "in-order", slo, node.line, weights, spill, canary, mirror)
+    explore = None
+    if "explore" in found:
+        explore = _percentage(reader, found["explore"].value, "'explore'", low=0.0)
+        if choose is not None and choose not in EXPLORING:
+            reader.problems.add(
+                found["explore"],
+                f"'explore' has no effect with choose: {choose}",
+                f"it has with {', '.join(sorted(EXPLORING))}",
+            )
+    return Rule(
+        when=when,
+        candidates=tuple(candidates),
+        choose=choose or "in-order",
+        slo=slo,
+        line=node.line,
+        weights=weights,
+        spill=spill,
+        canary=canary,
+        mirror=mirror,
+        explore=EXPLORE if explore is None else explore,
+    )
 
 
 def _spill(reader: Reader, what: str, node: Node) -> Spill:
@@ -124,12 +144,19 @@ def _percent(
         if needed not in found:
             reader.problems.add(entry, f"{entry.key!r} of {what} has no {needed!r}", f"write it as {_SHARE_EXAMPLE}")
     target = reader.one_of(found["target"].value, "target", targets) if "target" in found else None
-    percent = reader.amount(found["percent"].value, "'percent'", above=0.0) if "percent" in found else None
-    if percent is not None and percent > 100:
-        reader.problems.add(found["percent"].value, f"'percent' must be at most 100, not {percent:g}")
+    percent = _percentage(reader, found["percent"].value, "'percent'", above=0.0) if "percent" in found else None
     if entry.key == "canary" and target in candidates:
         reader.problems.add(found["target"].value, f"the canary {target!r} is a candidate too", "leave one of them out")
     return Share(target, percent) if target is not None and percent is not None else None
+
+
+def _percentage(
+    reader: Reader, node: Node, what: str, *, low: float | None = None, above: float | None = None
+) -> float | None:
+    percent = reader.amount(node, what, low=low, above=above)
+    if percent is not None and percent > 100:
+        reader.problems.add(node, f"{what} must be at most 100, not {percent:g}")
+    return percent
 
 
 def _weights(reader: Reader, what: str, node: Node, candidates: list[str]) -> dict[str, float]:

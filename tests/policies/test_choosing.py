@@ -184,3 +184,16 @@ def test_every_choice_orders_everybody_and_does_so_again_when_asked_the_same(
     assert explained == carried_out
     assert sorted(explained.order) == list(TARGETS)
     assert explained.reason and all(candidate.reason for candidate in explained.candidates)
+
+
+@pytest.mark.parametrize(("percent", "tries"), [(0, 0), (2, 20), (10, 100)])
+def test_exploring_costs_no_more_than_the_rule_says(percent: float, tries: int) -> None:
+    asking = Asking(f"choose: cheapest-meeting-slo, slo: {{ttft_ms: 300}}, explore: {percent}", a=1.0, b=9.0, c=99.0)
+    asking.seen("a", 0.9)
+    asking.seen("b", 0.1)
+    asking.seen("c", 0.1)
+    firsts = []
+    for _ in range(1000):
+        firsts.append(asking.first())
+        asking.state[firsts[-1]].observe(50, 0.9 if firsts[-1] == "a" else 0.1, 0.02)
+    assert tries * 0.8 <= firsts.count("a") <= tries

@@ -24,6 +24,8 @@ from policies import (
     decide,
     needs_of,
 )
+from router.errors import RouterError
+from router.overrides import check_allowed, read_overrides
 from tests.policies.test_loading import load
 
 POLICY = """\
@@ -207,6 +209,11 @@ def test_conditions(when: str, facts: dict[str, Any], holds: bool) -> None:
     [
         (("routes:", "overrides: [order, onyl]\nroutes:"), "unknown override 'onyl' (did you mean 'only'?)"),
         (("routes:", "overrides: 3\nroutes:"), "'overrides' must be a list, not 3"),
+        (
+            ("routes:", "overrides: {kyes: {a: all}}\nroutes:"),
+            "unknown key 'kyes' in 'overrides' (did you mean 'keys'?)",
+        ),
+        (("routes:", "overrides: {keys: {a: [onyl]}}\nroutes:"), "unknown override 'onyl' (did you mean 'only'?)"),
         (("routes:", "timezone: Europe/Pariss\nroutes:"), "unknown timezone 'Europe/Pariss'"),
         (("capabilities: [tools, vision", "capabilities: [tool, vision"), "unknown capability 'tool'"),
         (("data_collection: deny", "data_collection: never"), "unknown 'data_collection' 'never'"),
@@ -240,3 +247,16 @@ def test_every_override_has_a_place_in_the_policy() -> None:
     assert load(POLICY.replace("routes:", "overrides: none\nroutes:")).overrides == set()
     assert load(POLICY.replace("routes:", "overrides: [only]\nroutes:")).overrides == {"only"}
     assert Goals() == Profile("chat", 1).goals
+
+
+def test_what_a_key_may_change_is_in_the_policy() -> None:
+    policy = load(POLICY.replace("routes:", "overrides: {default: none, keys: {team-a: all, b: [only]}}\nroutes:"))
+    assert policy.overrides_of(None) == policy.overrides_of("another") == set()
+    assert policy.overrides_of("team-a") == set(OVERRIDES)
+    asked = {"sort": "price"}
+    check_allowed(asked, read_overrides(asked), policy, "team-a")
+    with pytest.raises(
+        RouterError, match=r"provider\.sort is not for requests by the key 'b' to say .* allowed: only"
+    ) as error:
+        check_allowed(asked, read_overrides(asked), policy, "b")
+    assert error.value.status == 403
