@@ -49,6 +49,8 @@ class Call:
     """The body as the client wrote it, for those who relay it; `model` in it is the client's."""
     dropped: frozenset[str] = frozenset()
     """What `raw` has at its top level that is not for providers."""
+    connect_timeout_s: float | None = None
+    """For a new connection; None for the backend's own."""
 
     def without(self, name: str) -> Call:
         """The same call without that parameter."""

@@ -30,6 +30,9 @@ class OpenAIOptions(HostedOptions):
 
     base_url: str = Field("https://api.openai.com/v1", pattern=r"^https?://[^/\s]+")
     organization: str | None = None
+    continues: Literal["vllm", "prefix"] | None = None
+    """How it is asked to go on with an answer that has begun: vLLM's `continue_final_message`, or `prefix: true` in the
+    last message (DeepSeek, Mistral). None: not at all."""
 
 
 class AnthropicOptions(HostedOptions):

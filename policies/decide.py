@@ -51,7 +51,7 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
     targets = policy.targets
     for place, name in enumerate(names):
         target, known = targets[name], state.get(name)
-        if (why := why_not(target, known, profile)) is not None:
+        if (why := why_not(target, known, profile, state.now_s)) is not None:
             dropped[name] = why
         elif over_budget and (target.price is None or target.price.input or target.price.output):
             cap = rule.spill.usd_per_hour
@@ -93,7 +93,7 @@ def decide(policy: Policy, profile: Profile, state: RouterState, rng: random.Ran
         predicted=partial(_predicted, options),
     )
     if not options:
-        raise NoCandidate(decision, {why.kind for why in dropped.values()})
+        raise NoCandidate(decision, dropped)
     return decision
 
 

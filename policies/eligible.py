@@ -11,7 +11,7 @@ from policies.overrides import UNCHANGED
 if TYPE_CHECKING:
     from policies.state import TargetState
 
-Kind = Literal["context", "needs", "overrides", "budget", "busy"]
+Kind = Literal["context", "needs", "overrides", "budget", "busy", "cooling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,13 @@ class Dropped:
 
     kind: Kind
     reason: str
+    status: int = 400
+    """HTTP's, of a refusal for that."""
+    wait_s: float | None = None
+    """After which it may be otherwise."""
 
 
-def why_not(target: Target, known: TargetState | None, profile: Profile) -> Dropped | None:
+def why_not(target: Target, known: TargetState | None, profile: Profile, now_s: float = 0.0) -> Dropped | None:
     """None where `target` can take the request."""
     if profile.overrides is not UNCHANGED and (reason := _overridden(target, profile)) is not None:
         return Dropped("overrides", reason)
@@ -30,8 +34,13 @@ def why_not(target: Target, known: TargetState | None, profile: Profile) -> Drop
         return Dropped("needs", reason)
     if (reason := _too_long(target, known, profile)) is not None:
         return Dropped("context", reason)
-    if target.concurrency is not None and known is not None and known.inflight >= target.concurrency:
-        return Dropped("busy", f"it has {known.inflight} requests under way, and its limit is {target.concurrency}")
+    if known is None:
+        return None
+    if (wait_s := known.shut_s(now_s)) > 0:
+        shut = max(known.breaker, known.quota, key=lambda one: one.wait_s(now_s))
+        return Dropped("cooling", f"{shut.why}; tried again in {wait_s:.1f} s", shut.status, wait_s)
+    if target.concurrency is not None and known.inflight + known.reserved >= (limit := known.limit(target) or 0):
+        return Dropped("busy", f"it has {known.inflight} requests under way, and its limit is {limit}", 503, 1.0)
     return None
 
 

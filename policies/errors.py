@@ -6,12 +6,13 @@ of a provider's secret.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from policies.eligible import Dropped
     from policies.explain import Decision
 
 _SHOWN = 8
@@ -51,11 +52,12 @@ class NoRoute(Exception):
 
 class NoCandidate(Exception):
     """No candidate of the matching rule can take the request; `decision` has each one's reason, `kinds` what they
-    failed by (`policies.eligible.Kind`)."""
+    failed by (`policies.eligible.Kind`), `why` each one's."""
 
-    def __init__(self, decision: Decision, kinds: Iterable[str] = ()) -> None:
+    def __init__(self, decision: Decision, why: Mapping[str, Dropped] | None = None) -> None:
         self.decision = decision
-        self.kinds = frozenset(kinds)
+        self.why = dict(why or {})
+        self.kinds = frozenset(dropped.kind for dropped in self.why.values())
         dropped = "; ".join(f"{candidate.target}: {candidate.reason}" for candidate in decision.candidates)
         super().__init__(f"no candidate of route {decision.route!r} can take this request: {dropped}")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from policies.breaker import BreakerRule
 from policies.conditions import Condition
 from policies.overrides import OVERRIDES, UNCHANGED, Overrides
 from policies.tokens import Estimate
@@ -16,7 +17,7 @@ from policies.tokens import Estimate
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-AfterCommit = Literal["error"]
+AfterCommit = Literal["error", "restart", "continue"]
 
 OWN_HARDWARE = frozenset({"disagg"})
 """Provider types that run on the user's own machines: a target without a price costs nothing there."""
@@ -161,7 +162,11 @@ class Target:
     speed: Speed | None = None
     """How it behaves in a simulation; None where the policy does not say."""
     concurrency: int | None = None
-    """How many requests may be under way there; None where the policy does not say."""
+    """How many requests may be under way there; None where the policy does not say, 0 where it is to be found out."""
+    queue: int = 0
+    """How many more may wait for that."""
+    quota: str | None = None
+    """Names the provider's limit of requests that it shares with other targets; None: with those of the same model."""
     keeps_no_data: bool = False
     """Whether its provider is declared to keep nothing of requests; own hardware does not."""
 
@@ -170,6 +175,8 @@ class Target:
 class ClassDef:
     name: str
     when: Condition
+    priority: float = 0.0
+    """Of its requests that do not say one themselves; the higher goes first where some must wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +237,16 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Hedge:
+    """Second attempts beside slow first ones."""
+
+    percent: float
+    """Of requests that may have one."""
+    usd_per_hour: float | None = None
+    """What they may cost together; None for anything."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resilience:
     retries: int = 2
     """Attempts after the first one."""
@@ -240,7 +257,15 @@ class Resilience:
     deadline_ms: int = 60000
     """How long the request may take in all, over all attempts."""
     after_commit: AfterCommit = "error"
-    """What happens to a failure after content has gone to the client."""
+    """What happens to a failure after content has come: the stream ends in an error; another target goes on where it
+    stopped; or nothing is shown before all of it is there, so that it can start again unseen."""
+    connect_timeout_ms: int | None = None
+    """How long a new connection may take; None for what the provider says."""
+    max_cost_usd: float | None = None
+    """What all attempts of a request may cost together, as far as it can be told before each."""
+    hedge: Hedge | None = None
+    breaker: BreakerRule = field(default_factory=BreakerRule)
+    """Of every target; only the policy's own counts, not a route's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +310,11 @@ class Policy:
     def overrides_of(self, key: str | None) -> frozenset[str]:
         """Those that a request by that key may have."""
         return self.overrides if key is None else self.overrides_by_key.get(key, self.overrides)
+
+    def priority_of(self, class_name: str, profile: Profile) -> float:
+        if profile.priority is not None:
+            return profile.priority
+        return next((one.priority for one in self.classes if one.name == class_name), 0.0)
 
     def rule_at(self, route: str, line: int) -> Rule:
         return next(rule for rule in self.routes[route] if rule.line == line)

@@ -89,10 +89,17 @@ class Residuals:
 
     def median(self) -> float:
         """Of observed / predicted TTFT; 1 while nothing was observed."""
-        if not self.ratios:
-            return 1.0
+        return self.quantile(0.5) if self.ratios else 1.0
+
+    def quantile(self, share: float) -> float:
+        """What observed / predicted TTFT exceeds in no more than 1 - `share` of cases. Called with at least one."""
         ratios, weights = self._by_ttft or self._sorted()
-        return ratios[bisect_left(weights, weights[-1] / 2)]
+        return ratios[min(bisect_left(weights, weights[-1] * share), len(ratios) - 1)]
+
+    @property
+    def enough(self) -> bool:
+        """Whether a quantile is worth claiming."""
+        return len(self.ratios) >= _ENOUGH
 
     def _sorted(self) -> tuple[list[float], list[float]]:
         pairs = sorted(zip((ttft for ttft, _ in self.ratios), _WEIGHTS, strict=False))

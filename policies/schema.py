@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from policies.breaker import BreakerRule
 from policies.choose import CHOOSERS
 from policies.conditions import FLAGS, GROUPS, KEYED, NUMBERS, SETS, SIGNALS, TEXTS, WEEKDAYS
 from policies.loader.rest import REQUEST_KEYS
-from policies.model import Resilience, Speed
+from policies.model import AfterCommit, Resilience, Speed
 from policies.needs import NEEDS
 from policies.overrides import OVERRIDES
 
@@ -80,7 +81,7 @@ def schema(provider_types: Mapping[str, type[BaseModel]]) -> Schema:
             include=_list(_TEXT, 1),
             providers=_by_name(_providers(provider_types, definitions), 1),
             targets=_by_name(_target(), 1),
-            classes=_by_name(_mapping(when={"$ref": "#/$defs/condition"}), 1),
+            classes=_by_name(_mapping(when={"$ref": "#/$defs/condition"}, priority=_number()), 1),
             routes=_by_name(_route(), 1),
             resilience=_resilience(),
             overrides={"anyOf": [_ALLOWED, _mapping(default=_ALLOWED, keys=_by_name(_ALLOWED))]},
@@ -123,7 +124,7 @@ def _target() -> Schema:
         expect={**_mapping(ttft_ms=_GOAL, tpot_ms=_GOAL), "minProperties": 1},
         capabilities=_list(_one_of(NEEDS)),
         data_collection=_one_of(("allow", "deny")),
-        limits=_mapping(concurrency=_whole(1)),
+        limits=_mapping(concurrency={"anyOf": [_whole(1), {"const": "auto"}]}, queue=_whole(0), quota=_TEXT),
         speed=_mapping(**{field.name: _number(minimum=0) for field in fields(Speed)}),
     )
 
@@ -174,7 +175,15 @@ def _route() -> Schema:
 
 def _resilience() -> Schema:
     limits = {field.name: _whole(0 if field.name == "retries" else 1) for field in fields(Resilience)}
-    return _mapping(**{**limits, "after_commit": _one_of(("error",))})
+    breaker = {field.name: _whole(0 if field.name == "failures" else 1) for field in fields(BreakerRule)}
+    percent = _number(exclusiveMinimum=0, maximum=100)
+    special = {
+        "after_commit": _one_of(get_args(AfterCommit)),
+        "max_cost_usd": _number(exclusiveMinimum=0),
+        "hedge": _mapping(("percent",), percent=percent, usd_per_hour=_number(minimum=0)),
+        "breaker": _mapping(**{**breaker, "rate": _number(exclusiveMinimum=0, maximum=1)}),
+    }
+    return _mapping(**{**limits, **special})
 
 
 def _check() -> Schema:

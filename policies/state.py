@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from policies.aimd import OVERLOADED, Aimd
+from policies.breaker import Breaker
 from policies.predict import Foreseen, Prediction, Predictor
 from policies.tokens import Calibration
 
 if TYPE_CHECKING:
     from policies.explain import Decision
-    from policies.model import Forecast, Policy
+    from policies.model import Forecast, Policy, Target
 
 
 EXPECTED_ANSWER_TOKENS = 256
@@ -24,7 +26,18 @@ _SPENDING_STEP_S = 60.0
 class TargetState:
     """One target: what it has been observed to do, and what it is doing."""
 
-    __slots__ = ("context", "foreseen", "inflight", "passed_over", "predictor", "tokens")
+    __slots__ = (
+        "auto",
+        "breaker",
+        "context",
+        "foreseen",
+        "inflight",
+        "passed_over",
+        "predictor",
+        "quota",
+        "reserved",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.predictor = Predictor()
@@ -36,6 +49,55 @@ class TargetState:
         """Requests it could have had and others got, since it was last observed."""
         self.context: int | None = None
         """Prompt and answer in tokens, where the backend itself knows its limit; the policy's own holds too."""
+        self.breaker = Breaker()
+        """Of its failures."""
+        self.quota = Breaker()
+        """Of its refusals for too many requests; one for all targets of a quota."""
+        self.reserved = 0
+        """Places that are kept for requests which have waited for them."""
+        self.auto = Aimd()
+        """How many it takes at once, where the policy leaves that to be found out."""
+
+    def limit(self, target: Target) -> int | None:
+        """How many requests may be under way there."""
+        return self.auto.limit if target.concurrency == 0 else target.concurrency
+
+    def shut_s(self, now_s: float) -> float:
+        """How long nothing may be sent there; 0 where something may."""
+        breaker, quota = self.breaker, self.quota
+        if not (breaker.opened or quota.opened):
+            return 0.0
+        return max(breaker.wait_s(now_s), quota.wait_s(now_s))
+
+    def goes(self, now_s: float) -> tuple[bool, bool]:
+        """An attempt starts; for `went` or `given_up`."""
+        return self.breaker.begin(now_s), self.quota.begin(now_s)
+
+    def went(
+        self, now_s: float, probes: tuple[bool, bool], status: int, why: str = "", retry_after_s: float | None = None
+    ) -> None:
+        """How an attempt ended."""
+        own, shared = probes
+        if status in OVERLOADED:
+            self.auto.overloaded(now_s)
+        if status == 429:
+            self.breaker.abandoned(own)
+            self.quota.refused(now_s, shared, 429, "it has too many requests", retry_after_s)
+        elif status >= 500 or status == 408:
+            self.quota.abandoned(shared)
+            if retry_after_s is None:
+                self.breaker.failed(now_s, own, status, why)
+            else:
+                self.breaker.refused(now_s, own, status, why, retry_after_s)
+        else:
+            self.auto.answered(self.inflight)
+            self.breaker.answered(now_s, own)
+            self.quota.answered(now_s, shared)
+
+    def given_up(self, probes: tuple[bool, bool]) -> None:
+        """An attempt was cancelled for no fault of the target."""
+        self.breaker.abandoned(probes[0])
+        self.quota.abandoned(probes[1])
 
     def begin(self) -> int:
         """An attempt starts; the result is how many were under way before it, for `observe`."""
@@ -102,8 +164,17 @@ class RouterState(dict[str, TargetState]):
         self._left: dict[tuple[str, int], frozenset[str]] = {}
         self._spent: dict[tuple[str, int], deque[tuple[float, float]]] = {}
         """By rule: (when, USD), over minutes."""
+        self.quotas: dict[str, Breaker] = {}
+        """By name."""
         self._answers: dict[tuple[str, str], tuple[float, float]] = {}
         """By route and class: (how many answers, their tokens), each making the older ones count less."""
+
+    def wire(self, policy: Policy) -> None:
+        """Targets of one quota share its breaker, and every breaker has the policy's rule."""
+        for name, target in policy.targets.items():
+            known = self[name]
+            known.quota = self.quotas.setdefault(target.quota or f"{target.provider}/{target.model}", known.quota)
+            known.breaker.rule = known.quota.rule = policy.resilience.breaker
 
     def answered(self, route: str, class_name: str, tokens: int) -> None:
         """An answer had that many tokens."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from backends.base import BackendError, Call, Goals, KVTransfer, Piece, PromptCount, Reply, Usage
-from backends.dialects import open_call
-from policies import Forecast, Profile, Target
+from backends.base import BackendError, KVTransfer, Piece, PromptCount, Usage
+from policies import Profile, Target
+from router.continuing import Shown, continued
 from router.errors import RouterError
+from router.hedging import hedge_at_ms
 from router.incoming import Incoming
 from router.ledger import Record
-from router.results import Attempt
+from router.results import Attempt, AttemptKind
 from router.retrying import is_final, is_final_here, wait_s
+from router.tried import Tried
 
 if TYPE_CHECKING:
     from policies import Decision
@@ -37,19 +40,16 @@ class Answer:
         self._resilience = executor.policy.resilience_of(incoming.model)
         self.incoming = incoming
         self.attempts: list[Attempt] = []
-        self.usage: Usage | None = None
         self._decision: Decision | None = None
-        self._target: Target | None = None
-        self._reply: Reply | None = None
-        self._pieces: AsyncIterator[Piece] | None = None
-        self._held: list[Piece] = []
-        """What arrived before the commit point: nothing, comments or role-only frames, and the first content."""
+        self._tried: Tried | None = None
+        """The attempt that answers."""
+        self._made = 0
+        """Attempts so far; those that hedge do not count."""
+        self._counts: Mapping[str, PromptCount] = {}
+        self._shown = Shown() if incoming.stream and self._resilience.after_commit == "continue" else None
         self._arrived = time.monotonic()
         self._deadline = self._arrived + self._resilience.deadline_ms / 1000
-        self._first_at: float | None = None
         self._last_at = self._arrived
-        self._uncached_tokens = 0
-        self._forecast: Forecast | None = None
         self._profile: Profile | None = None
         self._closed = False
 
@@ -62,66 +62,65 @@ class Answer:
 
     @property
     def target(self) -> str:
-        assert self._target is not None
-        return self._target.name
+        assert self._tried is not None
+        return self._tried.target.name
+
+    @property
+    def usage(self) -> Usage | None:
+        return None if self._tried is None else self._tried.usage
 
     @property
     def transfer(self) -> KVTransfer | None:
-        return None if self._reply is None else self._reply.transfer
+        return None if self._tried is None or self._tried.reply is None else self._tried.reply.transfer
 
     @property
     def placement(self) -> str | None:
-        return None if self._reply is None else self._reply.placement
+        return None if self._tried is None or self._tried.reply is None else self._tried.reply.placement
 
     @property
     def cost_usd(self) -> float | None:
-        price = None if self._target is None else self._target.price
-        if price is None or self.usage is None:
-            return None
-        return price.of(self.usage.prompt_tokens, self.usage.completion_tokens)
+        """Of the answer; what other attempts cost stands in `attempts`."""
+        return None if self._tried is None else self._tried.cost_usd()
 
     # --- up to the commit point ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """Decide and try, until a target has begun to answer. Raises RouterError."""
-        executor = self._executor
-        profile, counts, refusals = executor.profile(self.incoming)
-        self._profile = profile
-        self._decision = decision = executor.choose(profile)
+        executor, incoming = self._executor, self.incoming
+        profile, counts, refusals = executor.profile(incoming)
+        self._profile, self._counts = profile, counts
+        self._decision = decision = await executor.admitted(profile, self._deadline)
         if decision.mirror is not None:
-            executor.mirrors.send(decision.mirror, self.incoming)
+            executor.mirrors.send(decision.mirror, incoming)
+        if (hedge := self._resilience.hedge) is not None:
+            executor.budget_of(decision.route).request(hedge)
         ready_at = dict.fromkeys(decision.order, 0.0)
         failures: dict[str, int] = {}
         error: BackendError | None = None
-        while ready_at and len(self.attempts) <= self._resilience.retries:
-            # The first in the policy's order that need not wait; where all must, the one that may go first.
+        while ready_at and self._made <= self._resilience.retries:
             now = time.monotonic()
-            name = next((name for name, at in ready_at.items() if at <= now), min(ready_at, key=lambda n: ready_at[n]))
-            if ready_at[name] >= self._deadline:
+            name, at = self._next(ready_at, now)
+            if at >= self._deadline:
                 break
             target = executor.policy.targets[name]
-            if ready_at[name] > now:
-                await asyncio.sleep(ready_at[name] - now)
-            # A decision has seen the limit; whoever is next after a failure, or after a while, may be full by now.
-            limit = target.concurrency if self.attempts else None
-            if limit is not None and executor.state[name].inflight >= limit:
+            if at > now:
+                await asyncio.sleep(at - now)
+                if executor.state[name].shut_s(time.monotonic()) > 0:
+                    continue  # another request was let through first, and has not been answered yet
+            # A decision has seen these; whoever is next after a failure, or after a while, may be full by now.
+            if self._made and (self._full(target) or not self._affordable(target)):
                 del ready_at[name]
                 continue
-            counted = counts.get(target.provider)
-            # What the cluster foresaw was of the moment when the request came, not of after a failure.
-            self._forecast = profile.forecasts.get(name) if not self.attempts else None
-            self._uncached_tokens = profile.tokens_by_target.get(name, profile.prompt_tokens)
-            if self._forecast is not None:
-                self._uncached_tokens = self._forecast.uncached_tokens
-            begun = time.monotonic()
             try:
                 if target.provider in refusals:
+                    self.attempts.append(Attempt(name, refusals[target.provider].status, 0.0, "", self._kind(name)))
                     raise refusals[target.provider]
-                await self._attempt(target, counted)
+                self._tried = await self._try(target, ready_at)
+                self._last_at = self._tried.last_at
+                return
             except BackendError as failed:
                 error = failed
-                seconds = time.monotonic() - begun
-                self.attempts.append(Attempt(name, failed.status, seconds, failed.message))
+                self.attempts[-1] = replace(self.attempts[-1], error=failed.message)
                 if time.monotonic() >= self._deadline:
                     break
                 failures[name] = failures.get(name, 0) + 1
@@ -131,67 +130,127 @@ class Answer:
                     del ready_at[name]
                 else:
                     ready_at[name] = time.monotonic() + wait_s(failed, failures[name])
-            else:
-                self.attempts.append(Attempt(name, 200, time.monotonic() - begun))
-                return
-        raise self._failure(error, ready_at)
+        raise self._failure(error, {name: self._ready(name, at) for name, at in ready_at.items()})
 
-    async def _attempt(self, target: Target, counted: PromptCount | None) -> None:
-        """Open a call and read up to its first content. Raises BackendError."""
-        incoming, resilience = self.incoming, self._resilience
-        executor = self._executor
-        until = self._deadline
-        what = f"no complete answer within the deadline of {resilience.deadline_ms} ms"
-        first_by = time.monotonic() + resilience.ttft_timeout_ms / 1000
-        if incoming.stream and first_by < until:
-            until, what = first_by, f"no content within ttft_timeout_ms ({resilience.ttft_timeout_ms} ms)"
-        call = Call(
-            request_id=incoming.request_id,
-            surface=incoming.surface,
-            body={**incoming.body, "model": target.model},
-            stream=incoming.stream,
-            goals=Goals(incoming.goals.ttft_ms, incoming.goals.tpot_ms),
-            prompt_ids=None if counted is None else counted.prompt_ids,
-            raw=incoming.raw,
-            dropped=incoming.dropped,
+    def _next(self, ready_at: Mapping[str, float], now: float) -> tuple[str, float]:
+        """The first in the policy's order that need not wait; where all must, the one that may go first."""
+        ready = {name: self._ready(name, at) for name, at in ready_at.items()}
+        name = next((name for name, at in ready.items() if at <= now), None) or min(ready, key=lambda n: ready[n])
+        return name, ready[name]
+
+    def _ready(self, name: str, at: float) -> float:
+        """When `name` may be tried: not before `at`, and not while its breakers are open."""
+        now = time.monotonic()
+        shut_s = self._executor.state[name].shut_s(now)
+        return max(at, now + shut_s) if shut_s else at
+
+    def _full(self, target: Target) -> bool:
+        known = self._executor.state[target.name]
+        limit = known.limit(target)
+        return limit is not None and known.inflight + known.reserved >= limit
+
+    def _affordable(self, target: Target) -> bool:
+        """Whether another attempt there stays within `max_cost_usd`, as far as it can be told."""
+        most = self._resilience.max_cost_usd
+        if most is None or target.price is None or self._profile is None or self._decision is None:
+            return True
+        prompt = self._profile.tokens_by_target.get(target.name, self._profile.prompt_tokens)
+        answer = self._executor.state.answer_tokens(
+            self._decision.route, self._decision.class_name, self._profile.max_tokens
         )
-        self._target = target
-        self._known = executor.state[target.name]
-        self._load = self._known.begin()
+        spent = sum(attempt.cost_usd or 0.0 for attempt in self.attempts)
+        return spent + target.price.of(prompt, answer) <= most
+
+    def _kind(self, name: str) -> AttemptKind:
+        if not self.attempts:
+            return "first"
+        return "retry" if any(attempt.target == name for attempt in self.attempts) else "fallback"
+
+    def _new(self, target: Target, kind: AttemptKind) -> Tried:
+        assert self._profile is not None
+        tried = Tried(self._executor, self.incoming, target, kind, self._counts.get(target.provider))
+        # What the cluster foresaw was of the moment when the request came, not of after a failure.
+        tried.forecast = self._profile.forecasts.get(target.name) if kind == "first" else None
+        tried.uncached_tokens = self._profile.tokens_by_target.get(target.name, self._profile.prompt_tokens)
+        if tried.forecast is not None:
+            tried.uncached_tokens = tried.forecast.uncached_tokens
+        return tried
+
+    async def _try(self, target: Target, ready_at: Mapping[str, float]) -> Tried:
+        """An attempt that has begun to answer. Raises BackendError; either way its record is the last."""
+        tried = self._new(target, self._kind(target.name))
+        self._made += 1
+        hedging = self._hedging(target, ready_at) if self._made == 1 else None
+        if hedging is None:
+            return await self._opened(tried)
+        first = asyncio.create_task(self._opened(tried))
+        racing = {first}
         try:
-            # The timer runs over everything up to the first content: headers, comments and role-only frames
-            # do not satisfy it (litellm#5859, livekit/agents#6171).
-            async with asyncio.timeout(until - time.monotonic()):
-                self._reply = await open_call(executor.backends[target.provider], call)
-                self._pieces = aiter(self._reply)
-                await self._read_to_content()
-        except TimeoutError:
-            await self._abandon()
-            raise BackendError(f"{target.name}: {what}", status=504, code="timeout") from None
-        except BaseException:
-            await self._abandon()
+            await asyncio.wait(racing, timeout=hedging[1])
+            if not first.done() and self._may_hedge(hedging[0]):
+                other = self._new(hedging[0], "hedge")
+                racing.add(asyncio.create_task(self._opened(other)))
+            error: BackendError | None = None
+            while racing:
+                done, racing = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    try:
+                        won = task.result()
+                    except BackendError as failed:
+                        error = failed
+                        continue
+                    await _cancelled(racing | (done - {task}))
+                    # The answer's own attempt is the last one of the record.
+                    at = next(i for i, one in enumerate(self.attempts) if one.target == won.target.name)
+                    self.attempts.append(self.attempts.pop(at))
+                    return won
+            assert error is not None
+            raise error
+        except asyncio.CancelledError:
+            await _cancelled(racing)
             raise
-        self._first_at = self._last_at = time.monotonic()
 
-    async def _read_to_content(self) -> None:
-        assert self._pieces is not None
-        self._held = []
-        async for piece in self._pieces:
-            self._held.append(piece)
-            self.usage = piece.usage or self.usage
-            if piece.content or piece.done:
-                return
-        raise BackendError("the answer ended before it began", status=502, code="stream_cut")
+    async def _opened(self, tried: Tried) -> Tried:
+        """`tried`, once it has begun to answer; its record is kept however it ends."""
+        whole = self._resilience.after_commit == "restart" and self.incoming.stream
+        try:
+            await tried.open(self._deadline, whole=whole)
+        except BackendError as failed:
+            self.attempts.append(tried.attempt(failed.status, failed.message))
+            raise
+        except asyncio.CancelledError:
+            self.attempts.append(tried.attempt(499, "given up: another target was faster, or the client left"))
+            raise
+        self.attempts.append(tried.attempt())
+        return tried
 
-    async def _abandon(self) -> None:
-        """Give up the attempt: upstream work is cancelled."""
-        reply, self._reply, self._pieces, self._held = self._reply, None, None, []
-        assert self._target is not None
-        self._known.end()
-        self._target = None
-        self.usage = None
-        if reply is not None:
-            await reply.aclose()
+    def _hedging(self, target: Target, ready_at: Mapping[str, float]) -> tuple[Target, float] | None:
+        """Who would stand in for `target`, and how many seconds after the start."""
+        hedge, profile, decision = self._resilience.hedge, self._profile, self._decision
+        if hedge is None or not self.incoming.stream or profile is None or decision is None:
+            return None
+        executor, now = self._executor, time.monotonic()
+        other = next((name for name in ready_at if name != target.name and self._ready(name, 0.0) <= now), None)
+        if other is None:
+            return None
+        known = executor.state[target.name]
+        prompt = profile.tokens_by_target.get(target.name, profile.prompt_tokens)
+        predicted = known.predict(prompt)
+        slow_ms = None
+        if predicted is not None and predicted.residuals.enough:
+            slow_ms = predicted.ttft_ms * predicted.residuals.quantile(1 - hedge.percent / 100)
+        goal_ms = decision.goals.ttft_ms if decision.goals else None
+        at_ms = hedge_at_ms(hedge, goal_ms, slow_ms, decision.predicted(other).ttft_ms)
+        return None if at_ms is None else (executor.policy.targets[other], at_ms / 1000)
+
+    def _may_hedge(self, other: Target) -> bool:
+        hedge, profile, decision = self._resilience.hedge, self._profile, self._decision
+        assert hedge is not None and profile is not None and decision is not None
+        if self._full(other) or not self._affordable(other):
+            return False
+        prompt = profile.tokens_by_target.get(other.name, profile.prompt_tokens)
+        usd = other.price.of(prompt, 0) if other.price is not None else 0.0
+        return self._executor.budget_of(decision.route).take(hedge, time.monotonic(), usd)
 
     def _failure(self, error: BackendError | None, ready_at: Mapping[str, float]) -> RouterError:
         """What the client is told: the last failure, with what the provider said."""
@@ -221,51 +280,93 @@ class Answer:
     # --- after it ------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        for piece in self._held:
+        assert self._tried is not None
+        for piece in self._tried.held:
+            if self._shown is not None:
+                self._shown.see(piece)
             yield piece
-        self._held = []
+        self._tried.held = []
         if piece.done:
             await self.close(None)
             return
-        assert self._pieces is not None and self._target is not None
-        idle_s = self._resilience.idle_timeout_ms / 1000
+        idle_ms = self._resilience.idle_timeout_ms
         while True:
-            # What is no content does not count as a sign of life (tensorzero#6328).
-            idle_at = self._last_at + idle_s
             try:
-                async with asyncio.timeout(min(idle_at, self._deadline) - time.monotonic()):
-                    piece = await anext(self._pieces)
-            except StopAsyncIteration:
-                raise await self._broken(BackendError("the stream was cut", status=502, code="stream_cut")) from None
-            except TimeoutError:
-                late = (
-                    f"silent for idle_timeout_ms ({self._resilience.idle_timeout_ms} ms)"
-                    if idle_at < self._deadline
-                    else f"not finished within the deadline of {self._resilience.deadline_ms} ms"
-                )
-                stalled = BackendError(f"{self._target.name}: the stream was {late}", status=504, code="timeout")
-                raise await self._broken(stalled) from None
+                # What is no content does not count as a sign of life (tensorzero#6328).
+                piece = await self._tried.next_piece(self._last_at + idle_ms / 1000, self._deadline, idle_ms)
             except BackendError as error:
-                raise await self._broken(error) from None
+                async for piece in self._go_on(error):
+                    yield piece
+                return
             if piece.content or piece.done:
                 self._last_at = time.monotonic()
-            self.usage = piece.usage or self.usage
+            if self._shown is not None:
+                self._shown.see(piece)
             yield piece
             if piece.done:
                 await self.close(None)
                 return
 
-    async def _broken(self, error: BackendError) -> RouterError:
-        last = self.attempts[-1]
-        self.attempts[-1] = Attempt(last.target, error.status, time.monotonic() - self._arrived, error.message)
+    async def _go_on(self, error: BackendError) -> AsyncIterator[Piece]:
+        """After a failure in the middle: the rest of the answer from another target, where the policy wants that and
+        it can be had. Raises RouterError."""
+        assert self._tried is not None and self._decision is not None
+        await self._tried.failed(error)
+        self.attempts[-1] = replace(self._tried.attempt(error.status, error.message))
+        while self._shown is not None and self._shown.text and self._made <= self._resilience.retries:
+            began = self._shown
+            going_on = self._continuation(began)
+            if going_on is None:
+                break
+            target, incoming = going_on
+            self._made += 1
+            tried = self._new(target, "continue")
+            tried.incoming = incoming
+            try:
+                self._tried = await self._opened(tried)
+            except BackendError as failed:
+                error = failed
+                continue
+            self._last_at = time.monotonic()
+            joined = began.joined(self.incoming.surface)
+            try:
+                for piece in self._tried.held:
+                    yield joined.piece(piece)
+                while not piece.done:
+                    idle_ms = self._resilience.idle_timeout_ms
+                    piece = await self._tried.next_piece(self._last_at + idle_ms / 1000, self._deadline, idle_ms)
+                    if piece.content or piece.done:
+                        self._last_at = time.monotonic()
+                    yield joined.piece(piece)
+            except BackendError as failed:
+                error = failed
+                await self._tried.failed(error)
+                self.attempts[-1] = self._tried.attempt(error.status, error.message)
+                continue
+            self._tried.usage = joined.usage or self._tried.usage
+            await self.close(None)
+            return
         failure = self._failure(error, {})
         await self.close(failure)
-        return failure
+        raise failure
 
-    def _learn_lengths(self, usage: Usage) -> None:
+    def _continuation(self, shown: Shown) -> tuple[Target, Incoming] | None:
+        """The next target that can go on after what was shown, and what it is to be asked."""
+        assert self._decision is not None
+        now = time.monotonic()
+        failed = {attempt.target for attempt in self.attempts if attempt.error is not None}
+        for name in sorted(self._decision.order, key=lambda name: name in failed):
+            target = self._executor.policy.targets[name]
+            options = self._executor.policy.providers[target.provider].options
+            body = continued(self.incoming.surface, self.incoming.body, options, shown)
+            if body is not None and self._ready(name, 0.0) <= now and not self._full(target):
+                return target, replace(self.incoming, body=body, raw=None)
+        return None
+
+    def _learn_lengths(self, tried: Tried, usage: Usage) -> None:
         assert self._profile is not None and self._decision is not None
         if self._profile.estimate is not None and usage.prompt_tokens:
-            self._known.tokens.learn(self._profile.estimate, usage.prompt_tokens)
+            tried.known.tokens.learn(self._profile.estimate, usage.prompt_tokens)
         if usage.completion_tokens:
             decision, state = self._decision, self._executor.state
             state.answered(decision.route, decision.class_name, usage.completion_tokens)
@@ -286,28 +387,28 @@ class Answer:
         executor = self._executor
         executor.ledger.metrics.in_flight.dec()
         ttft_s = tpot_s = None
-        if self._first_at is not None:
-            ttft_s = self._first_at - self._arrived if self.incoming.stream else None
-            tokens = self.usage.completion_tokens if self.usage is not None else 0
+        tried = self._tried
+        if tried is not None:
+            ttft_s = tried.first_at - self._arrived if self.incoming.stream else None
+            tokens = tried.usage.completion_tokens if tried.usage is not None else 0
             if self.incoming.stream and error is None and tokens > 1:
-                tpot_s = (self._last_at - self._first_at) / (tokens - 1)
-        target = self._target
+                tpot_s = (self._last_at - tried.first_at) / (tokens - 1)
+            if self.attempts[-1].error is None:
+                self.attempts[-1] = tried.attempt()
         transfer = self.transfer
         executor.left(self)
-        if target is not None:
-            self._known.end()
-            if error is None and self.usage is not None:
-                self._learn_lengths(self.usage)
-            if error is None and self._first_at is not None and ttft_s is not None:
-                self._known.observe(
-                    self._uncached_tokens, self.attempts[-1].seconds, tpot_s, self._load, self._forecast
-                )
+        if tried is not None and error is None:
+            if tried.usage is not None:
+                self._learn_lengths(tried, tried.usage)
+            if ttft_s is not None and tried.kind != "continue":
+                seconds = tried.first_at - tried.begun
+                tried.known.observe(tried.uncached_tokens, seconds, tpot_s, tried.load, tried.forecast)
         executor.ledger.add(
             Record(
                 request_id=self.incoming.request_id,
                 surface=self.incoming.surface,
                 decision=self._decision,
-                target=None if target is None else target.name,
+                target=None if tried is None else tried.target.name,
                 status=_status_of(error),
                 attempts=tuple(self.attempts),
                 usage=self.usage,
@@ -320,8 +421,17 @@ class Answer:
                 error=_name_of(error),
             )
         )
-        if self._reply is not None:
-            await self._reply.aclose()
+        if tried is not None:
+            await (tried.aclose() if error is not None else tried.answered())
+
+
+async def _cancelled(tasks: set[asyncio.Task[Tried]]) -> None:
+    """Those that lost, also one that was answered at the same moment."""
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Tried):
+            await ended.aclose()
 
 
 def _status_of(error: BaseException | None) -> int:

@@ -29,16 +29,19 @@ from policies import (
 )
 from router.answer import Answer
 from router.errors import RouterError
+from router.hedging import HedgeBudget
 from router.incoming import Incoming
 from router.ledger import Ledger
 from router.mirroring import Mirrors
 from router.overrides import FIELD, check_allowed
+from router.queueing import Queues
 
 if TYPE_CHECKING:
     from policies import Decision
 
 
 _REFUSED_BY = {
+    "cooling": ("targets_cooling_down", None),
     "busy": ("target_busy", None),
     "budget": ("budget_exhausted", None),
     "context": ("context_length_exceeded", "messages"),
@@ -49,7 +52,9 @@ _REFUSED_BY = {
 
 
 _LATER = {"target_busy": 503, "budget_exhausted": 429}
-"""Refusals of the moment, not of the request."""
+"""Their statuses, where those are fixed."""
+_OF_THE_MOMENT = frozenset({"cooling", "busy", "budget"})
+"""Refusals that say nothing of the request."""
 
 
 class Executor:
@@ -64,6 +69,8 @@ class Executor:
         self.ledger: Ledger = Ledger() if before is None else before.ledger
         self._rng: random.Random = random.Random() if before is None else before._rng
         self.mirrors = Mirrors(self)
+        self.hedges: dict[str, HedgeBudget] = {}
+        """By route."""
         self._under_way: set[Answer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -74,6 +81,11 @@ class Executor:
                 if same and backends.get(target.provider) is before.backends.get(target.provider):
                     self.state[name] = before.state[name]
             self.state.restore_answers(before.state.saved_answers(), policy)
+            self.state.quotas = before.state.quotas
+            self.hedges = before.hedges
+        self.state.wire(policy)
+        self.queues = Queues(policy, self.state)
+        self.queues.shed = lambda why: self.ledger.metrics.shed.inc()
         self._timezone = ZoneInfo(policy.timezone)
         self._targets = {
             route: list(dict.fromkeys(name for rule in rules for name in rule.targets))
@@ -178,12 +190,61 @@ class Executor:
         except NoRoute as error:
             raise RouterError(str(error), status=404, code="model_not_found", param="model") from None
         except NoCandidate as error:
-            code, param = _REFUSED_BY[next(kind for kind in _REFUSED_BY if kind in error.kinds)]
-            status = _LATER.get(code, 400)
-            wait_s = 1.0 if code == "target_busy" else None
+            kind = next(kind for kind in _REFUSED_BY if kind in error.kinds)
+            code, param = _REFUSED_BY[kind]
+            why = [dropped for dropped in error.why.values() if dropped.kind == kind]
+            # Where all that cool down have had too many requests, so has the client; else somebody is broken.
+            status = why[0].status if len({dropped.status for dropped in why}) == 1 else 503
+            waits = [dropped.wait_s for dropped in why if dropped.wait_s is not None]
             raise RouterError(
-                str(error), status=status, code=code, param=param, decision=error.decision, retry_after_s=wait_s
+                str(error),
+                status=_LATER.get(code, 429 if status == 429 else 503) if kind in _OF_THE_MOMENT else 400,
+                code=code,
+                param=param,
+                decision=error.decision,
+                retry_after_s=min(waits, default=None),
             ) from None
+
+    async def admitted(self, profile: Profile, deadline: float) -> Decision:
+        """`choose`, waiting for a place where every target that could take the request is full and has a queue.
+        Raises RouterError."""
+        while True:
+            try:
+                return self.choose(profile)
+            except RouterError as refused:
+                if refused.code != "target_busy" or refused.decision is None:
+                    raise
+                decision = refused.decision
+                full = self._full(decision)
+                if not full:
+                    raise
+            goal_ms = profile.goals.ttft_ms
+            begin_by = deadline if goal_ms is None else time.monotonic() + goal_ms / 1000
+            self.ledger.metrics.queued.inc()
+            try:
+                await self.queues.wait(full, self.policy.priority_of(decision.class_name, profile), begin_by, deadline)
+            except RouterError as turned_away:
+                turned_away.decision = decision
+                raise
+            finally:
+                self.ledger.metrics.queued.dec()
+
+    def _full(self, decision: Decision) -> frozenset[str]:
+        """Those with a queue among its candidates that are full."""
+        found = set()
+        for candidate in decision.candidates:
+            target = self.policy.targets[candidate.target]
+            limit = self.state[target.name].limit(target)
+            if target.queue and limit is not None and self.state[target.name].inflight >= limit:
+                found.add(target.name)
+        return frozenset(found)
+
+    def freed(self, target: str, held_s: float | None = None) -> None:
+        """A request left `target`, having been there for so long."""
+        self.queues.freed(target, held_s)
+
+    def budget_of(self, route: str) -> HedgeBudget:
+        return self.hedges.setdefault(route, HedgeBudget())
 
     # --- attempts ------------------------------------------------------------------------------------
 

@@ -71,11 +71,14 @@ class Metrics:
             return _Labelled(Histogram(f"splitroute_{name}", about, labels, buckets=buckets, registry=registry))
 
         self.in_flight = Gauge("splitroute_requests_in_flight", "Requests being served", registry=registry)
+        self.queued = Gauge("splitroute_requests_queued", "Requests that wait for a full target", registry=registry)
+        self.shed = Counter("splitroute_requests_shed_total", "Requests that a queue turned away", registry=registry)
+        self._attempt_cost = counter("attempt_cost_usd_total", "Cost of all attempts, by why they were made", "kind")
         self._requests = counter("requests_total", "Requests by how they ended", "surface", "status", "error")
         self._decisions = counter(
             "routing_decisions_total", "Decisions by what was chosen first", "route", "class", "target", "choose"
         )
-        self._attempts = counter("attempts_total", "Attempts at targets", "target", "status")
+        self._attempts = counter("attempts_total", "Attempts at targets", "target", "status", "kind")
         self._ttft = histogram("time_to_first_token_seconds", "From arrival to first content", _TTFT, "target", "class")
         self._tpot = histogram(
             "time_per_output_token_seconds", "(end - first token) / (tokens - 1)", _TPOT, "target", "class"
@@ -103,7 +106,9 @@ class Metrics:
         """Count one finished request."""
         self._requests.of(record.surface, str(record.status), record.error or "").inc()
         for attempt in record.attempts:
-            self._attempts.of(attempt.target, str(attempt.status)).inc()
+            self._attempts.of(attempt.target, str(attempt.status), attempt.kind).inc()
+            if attempt.cost_usd is not None:
+                self._attempt_cost.of(attempt.kind).inc(attempt.cost_usd)
         decision = record.decision
         if decision is None:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from backends.base import KVTransfer, Piece, Surface, Usage, read_usage
 
@@ -14,14 +14,26 @@ if TYPE_CHECKING:
     from router.answer import Answer
 
 
+AttemptKind = Literal["first", "retry", "fallback", "hedge", "continue"]
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at one target. `status` is HTTP's; `error` says why it failed, None where it did not."""
+    """One try at one target. `status` is HTTP's (499: given up, because another was faster); `error` says why it
+    failed, None where it did not."""
 
     target: str
     status: int
     seconds: float
+    """To its first content, or to its failure."""
     error: str | None = None
+    kind: AttemptKind = "first"
+    """Why it was made."""
+    ttft_s: float | None = None
+    """None where no content came."""
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    """By the target's price; None where that or the tokens are not known. The client is billed for its answer alone."""
 
 
 @dataclass(frozen=True, slots=True)

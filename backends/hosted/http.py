@@ -80,7 +80,9 @@ class HttpClient:
         self._open: set[Connection] = set()
         self._closed = False
 
-    async def post(self, path: str, content: bytes, headers: Mapping[str, str]) -> Response:
+    async def post(
+        self, path: str, content: bytes, headers: Mapping[str, str], connect_timeout_s: float | None = None
+    ) -> Response:
         """Raises BackendError where no answer can be had."""
         more = b"".join([header(key, value) for key, value in headers.items()])
         request = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
@@ -90,7 +92,7 @@ class HttpClient:
             len(content),
             content,
         )
-        connection = self._kept() or await self._connect()
+        connection = self._kept() or await self._connect(connect_timeout_s)
         reused = connection.status != 0
         while True:
             try:
@@ -101,7 +103,7 @@ class HttpClient:
                     raise self.broken(broken, "the connection broke before an answer") from None
                 # The server closed an idle connection while we took it: it has seen nothing of this request.
                 reused = False
-                connection = await self._connect()
+                connection = await self._connect(connect_timeout_s)
             except BaseException:
                 connection.close()
                 raise
@@ -115,7 +117,7 @@ class HttpClient:
             connection.close()
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, timeout_s: float | None) -> Connection:
         if self._closed:
             raise BackendError(f"provider {self.name} is not running", status=503)
         host, port = self._address
@@ -123,7 +125,7 @@ class HttpClient:
             self._ssl = await asyncio.to_thread(_ssl_context)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(timeout_s or self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._open.discard),
                     host,

@@ -85,7 +85,7 @@ class Provider:
         content = spliced(call.raw, changes, call.dropped) if call.raw is not None else None
         if content is None:
             content = json.dumps({**call.body, **changes}, ensure_ascii=False, separators=(",", ":")).encode()
-        response = await self._client.post(path, content, {"x-request-id": call.request_id})
+        response = await self._client.post(path, content, {"x-request-id": call.request_id}, call.connect_timeout_s)
         if response.status == 200:
             return response
         try:

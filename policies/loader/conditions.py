@@ -23,6 +23,7 @@ from policies.model import ClassDef
 from policies.needs import NEEDS
 
 _EXAMPLE = "{prompt_tokens: {gte: 4000}}"
+_CLASS = "{when: {prompt_tokens: {gte: 4000}}, priority: -1}"
 _ORDERINGS = ("lt", "lte", "gt", "gte")
 _UNREADABLE = (Test("stream", "in", ()),)
 """Stands for a condition that was reported: it must not count as one that always holds."""
@@ -44,7 +45,7 @@ def read_classes(reader: Reader, node: Node | None, routes: Iterable[str]) -> tu
                 "put the class without a condition last",
             )
         when = read_when(reader, f"class {entry.key!r}", _when_of(reader, entry), known, within_rule=False)
-        classes.append(ClassDef(entry.key, when))
+        classes.append(ClassDef(entry.key, when, _priority_of(reader, entry)))
     if isinstance(node, Mapping_) and (not classes or classes[-1].when):
         reader.problems.add(
             entries[-1] if entries else node,
@@ -55,8 +56,15 @@ def read_classes(reader: Reader, node: Node | None, routes: Iterable[str]) -> tu
 
 
 def _when_of(reader: Reader, entry: Entry) -> Node | None:
-    found = reader.entries(entry.value, f"class {entry.key!r}", "{when: {prompt_tokens: {gte: 4000}}}", ("when",))
+    found = reader.entries(entry.value, f"class {entry.key!r}", _CLASS, ("when", "priority"))
     return found["when"].value if "when" in found else None
+
+
+def _priority_of(reader: Reader, entry: Entry) -> float:
+    if not isinstance(entry.value, Mapping_):
+        return 0.0
+    found = next((one for one in entry.value.entries if one.key == "priority"), None)
+    return (reader.amount(found.value, "'priority'", low=-1e9) or 0.0) if found is not None else 0.0
 
 
 def read_when(

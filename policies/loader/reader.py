@@ -74,6 +74,15 @@ class Reader:
         self._refuse(node, what, wanted)
         return None
 
+    def percentage(
+        self, node: Node, what: str, *, above: float | None = None, low: float | None = None
+    ) -> float | None:
+        """An amount of at most 100."""
+        percent = self.amount(node, what, above=above, low=low)
+        if percent is not None and percent > 100:
+            self.problems.add(node, f"{what} must be at most 100, not {percent:g}")
+        return percent
+
     def one_of(self, node: Node, what: str, known: Iterable[str]) -> str | None:
         """A name out of `known`."""
         names = tuple(known)

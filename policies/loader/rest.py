@@ -5,12 +5,13 @@ from __future__ import annotations
 import zoneinfo
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
+from policies.breaker import BreakerRule
 from policies.loader.language import Mapping_, Node, Scalar
 from policies.loader.reader import Reader, shown
 from policies.loader.targets import goals_of
-from policies.model import Check, Profile, Resilience
+from policies.model import AfterCommit, Check, Hedge, Profile, Resilience
 from policies.needs import NEEDS
 from policies.overrides import OVERRIDES
 
@@ -30,17 +31,47 @@ REQUEST_KEYS = (
 _CHECK_EXAMPLE = "- {request: {model: chat, prompt_tokens: 6000}, expect: {target: mini}}"
 
 
-def read_resilience(reader: Reader, node: Node, base: Resilience) -> Resilience:
-    """What it does not say is as in `base`."""
-    names = [field.name for field in fields(Resilience)]
+def read_resilience(reader: Reader, node: Node, base: Resilience, *, whole: bool = True) -> Resilience:
+    """What it does not say is as in `base`. A route's (not `whole`) has no breaker: targets are shared."""
+    names = [field.name for field in fields(Resilience) if whole or field.name != "breaker"]
     found = reader.entries(node, "'resilience'", "{retries: 2, ttft_timeout_ms: 3000}", names)
     values: dict[str, Any] = {}
     for name, entry in found.items():
         if name == "after_commit":
-            values[name] = reader.one_of(entry.value, "'after_commit'", ["error"])
+            values[name] = reader.one_of(entry.value, "'after_commit'", get_args(AfterCommit))
+        elif name == "max_cost_usd":
+            values[name] = reader.amount(entry.value, repr(name), above=0.0)
+        elif name == "hedge":
+            values[name] = _hedge(reader, entry.value)
+        elif name == "breaker":
+            values[name] = _breaker(reader, entry.value)
         else:
             values[name] = reader.whole(entry.value, repr(name), 0 if name == "retries" else 1)
     return replace(base, **{name: value for name, value in values.items() if value is not None})
+
+
+def _hedge(reader: Reader, node: Node) -> Hedge | None:
+    example = "{percent: 5, usd_per_hour: 1}"
+    found = reader.entries(node, "'hedge'", example, ("percent", "usd_per_hour"))
+    if isinstance(node, Mapping_) and "percent" not in found:
+        reader.problems.add(node, "'hedge' has no 'percent'", f"write it as {example}")
+    percent = reader.percentage(found["percent"].value, "'percent'", above=0.0) if "percent" in found else None
+    usd = reader.amount(found["usd_per_hour"].value, "'usd_per_hour'", low=0.0) if "usd_per_hour" in found else None
+    return None if percent is None else Hedge(percent, usd)
+
+
+def _breaker(reader: Reader, node: Node) -> BreakerRule:
+    names = [field.name for field in fields(BreakerRule)]
+    found = reader.entries(node, "'breaker'", "{failures: 5, rate: 0.5, open_ms: 1000}", names)
+    values: dict[str, Any] = {}
+    for name, entry in found.items():
+        if name == "rate":
+            values[name] = reader.amount(entry.value, "'rate'", above=0.0)
+            if values[name] is not None and values[name] > 1:
+                reader.problems.add(entry.value, f"'rate' must be at most 1, not {values[name]:g}")
+        else:
+            values[name] = reader.whole(entry.value, repr(name), 0 if name == "failures" else 1)
+    return BreakerRule(**{name: value for name, value in values.items() if value is not None})
 
 
 def read_overrides(reader: Reader, node: Node) -> tuple[frozenset[str], dict[str, frozenset[str]]]:

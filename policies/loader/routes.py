@@ -32,7 +32,7 @@ def read_routes(reader: Reader, node: Node, targets: Iterable[str], classes: Ite
             what = f"route {entry.key!r}"
             found = reader.entries(rules_node, what, f"[{_EXAMPLE[2:]}]", ("rules", "resilience"))
             if "resilience" in found:
-                resilience[entry.key] = read_resilience(reader, found["resilience"].value, base)
+                resilience[entry.key] = read_resilience(reader, found["resilience"].value, base, whole=False)
             if "rules" not in found:
                 reader.problems.add(entry, f"{what} has no 'rules'", f"write it as rules: [{_EXAMPLE[2:]}]")
                 continue
@@ -103,7 +103,7 @@ def _rule(
     canary, mirror = (_percent(reader, what, found.get(name), targets, candidates) for name in ("canary", "mirror"))
     explore = None
     if "explore" in found:
-        explore = _percentage(reader, found["explore"].value, "'explore'", low=0.0)
+        explore = reader.percentage(found["explore"].value, "'explore'", low=0.0)
         if choose is not None and choose not in EXPLORING:
             reader.problems.add(
                 found["explore"],
@@ -144,19 +144,10 @@ def _percent(
         if needed not in found:
             reader.problems.add(entry, f"{entry.key!r} of {what} has no {needed!r}", f"write it as {_SHARE_EXAMPLE}")
     target = reader.one_of(found["target"].value, "target", targets) if "target" in found else None
-    percent = _percentage(reader, found["percent"].value, "'percent'", above=0.0) if "percent" in found else None
+    percent = reader.percentage(found["percent"].value, "'percent'", above=0.0) if "percent" in found else None
     if entry.key == "canary" and target in candidates:
         reader.problems.add(found["target"].value, f"the canary {target!r} is a candidate too", "leave one of them out")
     return Share(target, percent) if target is not None and percent is not None else None
-
-
-def _percentage(
-    reader: Reader, node: Node, what: str, *, low: float | None = None, above: float | None = None
-) -> float | None:
-    percent = reader.amount(node, what, low=low, above=above)
-    if percent is not None and percent > 100:
-        reader.problems.add(node, f"{what} must be at most 100, not {percent:g}")
-    return percent
 
 
 def _weights(reader: Reader, what: str, node: Node, candidates: list[str]) -> dict[str, float]:

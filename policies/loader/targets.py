@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
-from policies.loader.language import Entry, Mapping_, Node
+from policies.loader.language import Entry, Mapping_, Node, Scalar
 from policies.loader.reader import Reader
 from policies.model import OWN_CAPABILITIES, OWN_HARDWARE, Goals, Price, Provider, Speed, Target
 from policies.needs import NEEDS
@@ -63,14 +64,30 @@ def _target(reader: Reader, entry: Entry, providers: Mapping[str, Provider | Non
         expect=expect or Goals(),
         capabilities=_capabilities(reader, what, found.get("capabilities"), own=own),
         speed=_speed(reader, what, found["speed"].value) if "speed" in found else None,
-        concurrency=_concurrency(reader, what, found["limits"].value) if "limits" in found else None,
+        **(_limits(reader, what, found["limits"].value) if "limits" in found else {}),
         keeps_no_data=own if keeps is None else keeps == "deny",
     )
 
 
-def _concurrency(reader: Reader, what: str, node: Node) -> int | None:
-    found = reader.entries(node, f"'limits' of {what}", "{concurrency: 8}", ("concurrency",))
-    return reader.whole(found["concurrency"].value, "'concurrency'", 1) if "concurrency" in found else None
+_LIMITS = ("concurrency", "queue", "quota")
+
+
+def _limits(reader: Reader, what: str, node: Node) -> dict[str, Any]:
+    found = reader.entries(
+        node, f"'limits' of {what}", "{concurrency: 8, queue: 100}", ("concurrency", "queue", "quota")
+    )
+    limits: dict[str, Any] = {}
+    if "concurrency" in found:
+        value: Node = found["concurrency"].value
+        auto = isinstance(value, Scalar) and value.value == "auto"
+        limits["concurrency"] = 0 if auto else reader.whole(value, "'concurrency'", 1)
+    if "queue" in found:
+        limits["queue"] = reader.whole(found["queue"].value, "'queue'", 0) or 0
+        if "concurrency" not in found:
+            reader.problems.add(found["queue"], f"'queue' of {what} is for nothing without a 'concurrency'", "add one")
+    if "quota" in found:
+        limits["quota"] = reader.text(found["quota"].value, "'quota'")
+    return limits
 
 
 def _speed(reader: Reader, what: str, node: Node) -> Speed:

@@ -130,7 +130,7 @@ def test_without_classes_every_request_is_default() -> None:
         (("retries: 1", "retires: 1"), "unknown key 'retires' in 'resilience' (did you mean 'retries'?)"),
         (("retries: 1", "retries: -1"), "'retries' must be a whole number of at least 0, not -1"),
         (("deadline_ms: 5000", "deadline_ms: 5s"), "'deadline_ms' must be a whole number of at least 1, not '5s'"),
-        (("deadline_ms: 5000", "after_commit: continue"), "unknown 'after_commit' 'continue'"),
+        (("deadline_ms: 5000", "after_commit: resume"), "unknown 'after_commit' 'resume'"),
         (("expect: {target: mini,", "expect: {target: mnii,"), "unknown target 'mnii' (did you mean 'mini'?)"),
         (("model: chat, prompt_tokens: 60", "model: chat"), "'request' of a check has no 'prompt_tokens'"),
         (("${KEY}", "${NOPE}"), "environment variable NOPE is not set or empty"),

@@ -101,7 +101,11 @@ async def test_a_target_that_said_when_is_not_asked_before(provider: FakeProvide
             await router.chat(**ASK)
         assert refused.value.status == 429
         assert 20 < (refused.value.retry_after_s or 0) <= 30
-    assert len(provider.requests) == 2
+        with pytest.raises(RouterError, match="too many requests; tried again in") as refused:
+            await router.chat(**ASK)
+        assert refused.value.status == 429 and refused.value.code == "targets_cooling_down"
+        assert 20 < (refused.value.retry_after_s or 0) <= 30
+    assert len(provider.requests) == 1, "the other target has the same quota, and so has the next request"
 
 
 async def test_retries_are_counted_over_all_targets(provider: FakeProvider) -> None:
