@@ -91,7 +91,7 @@ class Queues:
         ahead = sum(one.rank < newcomer.rank and not one.targets.isdisjoint(newcomer.targets) for one in self._waiting)
         places = sum(self._state[name].limit(self._policy.targets[name]) or 1 for name in newcomer.targets)
         held_s = min((self._held_s[name] for name in newcomer.targets if name in self._held_s), default=0.0)
-        if time.monotonic() + (ahead + 1) * held_s / places > deadline:
+        if time.monotonic() + (ahead + 1) * held_s / places + held_s > deadline:
             raise self._refused(f"{ahead} requests wait before this one, too many for its deadline", newcomer.targets)
         room = sum(self._policy.targets[name].queue for name in newcomer.targets)
         waiting = [one for one in self._waiting if not one.targets.isdisjoint(newcomer.targets)]

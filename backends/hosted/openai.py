@@ -80,8 +80,13 @@ class OpenAIReply(HostedReply):
         payload = event.data
         if payload is None:
             return event.raw, False, None  # a comment: no sign of an answer (livekit/agents#6171)
-        # Once content flows, only events that look like more than text are parsed.
-        if self._seen_content and b'"error"' not in payload and _USAGE.search(payload) is None:
+        # Once content flows, only events that look like more than text are parsed, or like less than an object.
+        if (
+            self._seen_content
+            and payload.endswith(b"}")
+            and b'"error"' not in payload
+            and _USAGE.search(payload) is None
+        ):
             return event.raw, True, None
         body = parsed(payload)
         if body is None:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from router.cli import cluster, demo, explain, key, model, policy, up, worker
+from router.cli import chaos, cluster, demo, explain, key, model, policy, up, worker
 from router.cli.console import fail
 from router.cli.errors import told
 from router.cli.parser import USAGE, Parser, Version
@@ -26,6 +26,7 @@ examples:
   splitroute policy check policy.yaml                validate a policy and run its checks
   splitroute cluster status                          the workers of a running gateway
   splitroute worker --secret-file secret.txt         be a worker of a cluster whose gateway is elsewhere
+  splitroute chaos --port 9100                       a provider that fails on purpose, to test a policy with
   splitroute explain --policy policy.yaml --model chat --prompt-tokens 6000 --ttft-ms 400
 """
 
@@ -66,6 +67,6 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (up, demo, cluster, worker, model, policy, explain, key):
+    for command in (up, demo, cluster, worker, model, policy, explain, key, chaos):
         command.register(commands, common)
     return parser

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.provider import FakeProvider
+from router.chaos import FakeProvider
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from backends.models import ModelFiles
 from router import Router
-from tests.fakes.provider import CALLS, TEXT, FakeProvider
+from router.chaos import CALLS, TEXT, FakeProvider
 from tests.gateway.test_http import serving
 
 ASK: Any = [{"role": "user", "content": "Hi"}]

@@ -14,11 +14,11 @@ import openai
 import pytest
 
 from router import Router
+from router.chaos import TEXT, FakeProvider
 from router.gateway import generate
 from router.gateway.app import create_app
 from router.gateway.server import Server
 from router.keys import Doorkeeper
-from tests.fakes.provider import TEXT, FakeProvider
 from tests.router.policies import ASK, router_of
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]

@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 from router import Router
+from router.chaos import TEXT, FakeProvider
 from router.keys import Doorkeeper, KeyFileError, create, read_keys, revoke
 from tests.cli.serving import COMMAND
-from tests.fakes.provider import TEXT, FakeProvider
 from tests.gateway.test_http import serving
 
 POLICY = """

@@ -12,7 +12,7 @@ from backends.hosted.counting import TokenizerMissing, count_body, text_counter
 from backends.hosted.openai import OpenAIBackend
 from backends.options import OpenAIOptions
 from router import Router
-from tests.fakes.provider import FakeProvider
+from router.chaos import FakeProvider
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from backends.base import BackendError, Call, Piece, Surface
 from backends.hosted.openai import OpenAIBackend
 from backends.options import OpenAIOptions
-from tests.fakes.provider import TEXT, FakeProvider, model_for_words
+from router.chaos import TEXT, FakeProvider, model_for_words
 
 KEY = "sk-very-secret-key"
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from backends.models import ModelFiles
+from router.chaos import FakeProvider
 from tests.cli.serving import COMMAND, up
-from tests.fakes.provider import FakeProvider
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -9,7 +9,7 @@ import pytest
 import policies
 from policies import Policy, PolicyError
 from router import Router
-from tests.fakes.provider import FakeProvider
+from router.chaos import FakeProvider
 from tests.policies.test_loading import TYPES
 from tests.router.policies import ASK
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router import Router
-from tests.fakes.provider import FakeProvider
+from router.chaos import FakeProvider
 
 
 def policy_of(provider: FakeProvider, *models: str, **resilience: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router import Router, RouterError
-from tests.fakes.provider import TEXT, FakeProvider, model_for_words
+from router.chaos import TEXT, FakeProvider, model_for_words
 from tests.router.policies import ASK, policy_of, router_of
 
 

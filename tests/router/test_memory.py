@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from policies import Goals
 from policies.predict import Predictor
 from router import Router
+from router.chaos import FakeProvider
 from router.memory import keep_saving, recall, save
-from tests.fakes.provider import FakeProvider
 from tests.router.policies import policy_of
 
 

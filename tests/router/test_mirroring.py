@@ -9,8 +9,8 @@ import time
 import pytest
 
 from router import Router
+from router.chaos import TEXT, FakeProvider
 from router.mirroring import MOST_AT_ONCE
-from tests.fakes.provider import TEXT, FakeProvider
 from tests.router.policies import ASK, policy_of
 
 

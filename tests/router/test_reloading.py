@@ -13,9 +13,9 @@ import pytest
 
 from backends.base import BackendError
 from router import Router, reloading
+from router.chaos import TEXT, FakeProvider
 from router.cli.policy import load
 from router.reloading import follow
-from tests.fakes.provider import TEXT, FakeProvider
 from tests.router.policies import ASK, policy_of
 
 

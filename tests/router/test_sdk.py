@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router import PolicyError, Router, RouterError, SyncRouter
-from tests.fakes.provider import TEXT, FakeProvider
+from router.chaos import TEXT, FakeProvider
 from tests.router.policies import ASK, policy_of, router_of
 
 

@@ -1,19 +1,17 @@
-"""A scripted hosted API on a real loopback socket. What it does is chosen by the model that is asked for.
-
-Written on plain sockets, because half of what it does is what no HTTP server would do: cut a stream, never
-answer, send an event in pieces.
-"""
+"""What may happen to a request, each under the name that a model, or the header `x-chaos`, has: `cut:3`, `once:503`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from router.chaos.provider import FakeProvider
 
 WORDS = ["One", " two", " three", " four", " five", " six"]
 TEXT = "".join(WORDS)
@@ -32,73 +30,6 @@ class Seen:
     """The body as it came."""
 
 
-@dataclass
-class FakeProvider:
-    """Runs in a thread with a loop of its own, so that tests of any kind may use it. A context manager."""
-
-    requests: list[Seen] = field(default_factory=list)
-    url: str = ""
-    retry_after: list[str] = field(default_factory=lambda: ["1"])
-    """For the model `status:429`: each answer takes the next, the last one repeats."""
-    alias: str | None = None
-    """The script for every model, where a test cannot choose the model's name."""
-
-    def __enter__(self) -> FakeProvider:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop)
-        self._server = server.result()
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        async def stop() -> None:
-            self._server.close()
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def asked(self, model: str) -> list[Seen]:
-        return [seen for seen in self.requests if seen.body.get("model") == model]
-
-    # --- connections ---------------------------------------------------------------------------------
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                headers = {
-                    name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
-                }
-                body = await reader.readexactly(int(headers.get("content-length", "0")))
-                seen = Seen(head[0].split()[1], headers, json.loads(body or b"{}"), raw=body)
-                self.requests.append(seen)
-                if not await self._answer_watched(seen, reader, writer):
-                    break
-        writer.close()
-
-    async def _answer_watched(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        script = MessagesScript if seen.path.endswith("/messages") else Script
-        answering = asyncio.create_task(script(self, seen, writer).run())
-        # A client that waits for its answer sends nothing: whatever can be read is its leaving.
-        leaving = asyncio.create_task(reader.read(1))
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            seen.left_early = True
-            answering.cancel()
-            return False
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        return answering.result()
-
-
 class Script:
     """What happens for one request. Every method returns whether the connection may be used again."""
 
@@ -106,18 +37,33 @@ class Script:
         self.provider = provider
         self.seen = seen
         self.writer = writer
+        self.framed = True
         self.chat = seen.path.endswith("/chat/completions")
         options = seen.body.get("stream_options") or {}
         self.with_usage = bool(options.get("include_usage"))
 
     async def run(self) -> bool:
-        model = self.provider.alias or str(self.seen.body.get("model"))
+        model = self.seen.headers.get("x-chaos") or self.provider.alias or str(self.seen.body.get("model"))
         name, _, rest = model.partition(":")
-        method = getattr(self, "do_" + name.replace("-", "_"))
+        method = getattr(self, "do_" + name.replace("-", "_"), None)
+        if method is None:
+            known = ", ".join(SCRIPTS)
+            error = {"message": f"no script {name!r}; known: {known}", "type": "invalid_request_error", "code": None}
+            return await self.plain(404, json.dumps({"error": error}).encode(), "application/json")
         if not self.seen.body.get("stream") and name in ("ok", "refuses-stream-options"):
             return await self.whole()
-        result: bool = await (method(rest) if rest else method())
+        try:
+            result: bool = await (method(rest) if rest else method())
+        except (TypeError, ValueError):
+            error = {
+                "message": f"{model!r}: what follows the colon is nothing for this script",
+                "type": "invalid_request_error",
+            }
+            return await self.plain(400, json.dumps({"error": error}).encode(), "application/json")
         return result
+
+    async def healthy(self) -> bool:
+        return await (self.do_ok() if self.seen.body.get("stream") else self.whole())
 
     # --- scripts -------------------------------------------------------------------------------------
 
@@ -135,6 +81,12 @@ class Script:
         for index, (name, arguments) in enumerate(CALLS):
             await self.send(*self.call(index, name, arguments))
         return await self.end("tool_calls")
+
+    async def do_calls_cut(self) -> bool:
+        """The connection closes in the middle of a tool call."""
+        await self.begin_stream()
+        await self.send(self.role(), *self.call(0, *CALLS[0])[:2])
+        return False
 
     async def do_bytes(self) -> bool:
         """Every byte in a packet of its own, with comments and CRLF between."""
@@ -239,17 +191,118 @@ class Script:
     async def do_redirects(self) -> bool:
         return await self.plain(307, b"", "text/plain", {"location": "http://127.0.0.1:9/"})
 
+    # --- faults that a whole answer may have too -----------------------------------------------------
+
+    async def do_once(self, status: str) -> bool:
+        """That status for the first request, and none after it."""
+        if self.provider.count(f"once:{status}") == 1:
+            return await self.do_status(status)
+        return await self.healthy()
+
+    async def do_bare(self, status: str) -> bool:
+        """A status without a word on when to come back."""
+        error = {"error": {"message": f"scripted {status}", "type": "server_error", "code": None}}
+        return await self.plain(int(status), json.dumps(error).encode(), "application/json")
+
+    async def do_flapping(self, seconds: str) -> bool:
+        """503 for so long after the first request, and well after that."""
+        if time.monotonic() - self.provider.since(f"flapping:{seconds}") < float(seconds):
+            return await self.do_bare("503")
+        return await self.healthy()
+
+    async def do_percent(self, percent: str) -> bool:
+        """Fails so often, in turn by reset, 500, a cut and silence without end."""
+        number = self.provider.count("percent")
+        if number * int(percent) // 100 == (number - 1) * int(percent) // 100:
+            return await self.healthy()
+        turn = (number * int(percent) // 100) % 4
+        if turn == 0:
+            return await self.do_reset()
+        if turn == 1:
+            return await self.do_bare("500")
+        if turn == 2:
+            return await (self.do_cut("0") if self.seen.body.get("stream") else self.do_half_a_body())
+        return await self.do_never_answers()
+
+    async def do_tail(self, percent: str) -> bool:
+        """So many answers begin 20 times later than the others, which take 20 ms."""
+        number = self.provider.count("tail")
+        slow = number * int(percent) // 100 != (number - 1) * int(percent) // 100
+        await asyncio.sleep(0.4 if slow else 0.02)
+        return await self.healthy()
+
+    async def do_busy(self, milliseconds: str) -> bool:
+        """Takes that long for the whole answer."""
+        await asyncio.sleep(float(milliseconds) / 1000)
+        return await self.healthy()
+
+    async def do_reset(self) -> bool:
+        """The connection is reset before any header."""
+        self.writer.transport.abort()
+        return False
+
+    async def do_empty(self) -> bool:
+        """200, and nothing in it."""
+        if self.seen.body.get("stream"):
+            await self.begin_stream()
+            return await self.end_chunks()
+        return await self.plain(200, b"", "application/json")
+
+    async def do_error_body(self) -> bool:
+        """200 with an error in it."""
+        error = {"error": {"message": "the model fell over", "type": "server_error", "code": 503}}
+        return await self.plain(200, json.dumps(error).encode(), "application/json")
+
+    async def do_malformed(self, words: str = "0") -> bool:
+        """An event, or a body, that is no JSON."""
+        if not self.seen.body.get("stream"):
+            return await self.plain(200, b'{"choices": [{', "application/json")
+        await self.begin_stream()
+        await self.send(self.role(), *map(self.word, WORDS[: int(words)]), b'data: {"choices": [{"del\n\n')
+        return await self.end()
+
+    async def do_filtered(self) -> bool:
+        """The answer is cut short by the provider's content filter, and says so."""
+        await self.begin_stream()
+        await self.send(self.role(), self.word(WORDS[0]))
+        return await self.end("content_filter")
+
+    async def do_huge(self, kilobytes: str = "256") -> bool:
+        """One event of that size."""
+        await self.begin_stream()
+        await self.send(self.role(), self.word("x" * (int(kilobytes) << 10)))
+        return await self.end()
+
+    async def do_doubled(self) -> bool:
+        """Every event twice."""
+        await self.begin_stream()
+        await self.send(self.role(), *[event for word in WORDS for event in [self.word(word)] * 2])
+        return await self.end()
+
+    async def do_old(self) -> bool:
+        """HTTP/1.0: the end of the connection is the end of the answer."""
+        self.framed = False
+        self.writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        await self.send(self.role(), *map(self.word, WORDS))
+        await self.end()
+        return False
+
+    async def do_bad_gzip(self) -> bool:
+        """Says that it is compressed, and is not."""
+        kind = "text/event-stream" if self.seen.body.get("stream") else "application/json"
+        return await self.plain(200, b"\x1f\x8bnot gzip at all", kind, {"content-encoding": "gzip"})
+
     # --- parts of an answer --------------------------------------------------------------------------
 
     async def whole(self, calls: Sequence[tuple[str, str]] = ()) -> bool:
         if self.seen.path.endswith("/embeddings"):
             row = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
             usage = {"prompt_tokens": 7, "total_tokens": 7}
-            body = {"object": "list", "data": [row], "model": self.seen.body["model"], "usage": usage}
+            body: dict[str, Any] = {"object": "list", "data": [row], "model": self.seen.body["model"], "usage": usage}
             return await self.plain(200, json.dumps(body).encode(), "application/json")
-        content = {"message": {"role": "assistant", "content": TEXT}} if self.chat else {"text": TEXT}
+        content: dict[str, Any] = {"message": {"role": "assistant", "content": TEXT}} if self.chat else {"text": TEXT}
         if calls:
-            called = [
+            called: list[Any] = [
                 {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
                 for name, arguments in calls
             ]
@@ -284,6 +337,10 @@ class Script:
 
     async def send(self, *events: bytes) -> None:
         for event in events:
+            if not self.framed:
+                self.writer.write(event)
+                await self.writer.drain()
+                continue
             self.writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
             await self.writer.drain()
 
@@ -330,7 +387,8 @@ class Script:
         return await self.end_chunks()
 
     async def end_chunks(self) -> bool:
-        self.writer.write(b"0\r\n\r\n")
+        if self.framed:
+            self.writer.write(b"0\r\n\r\n")
         await self.writer.drain()
         return True
 
@@ -341,66 +399,5 @@ def model_for_words(message: str, status: int = 400) -> str:
     return f"says:{status}:{message}"
 
 
-class MessagesScript(Script):
-    """The same in Anthropic's dialect (https://docs.anthropic.com/en/docs/build-with-claude/streaming)."""
-
-    def __init__(self, provider: FakeProvider, seen: Seen, writer: asyncio.StreamWriter) -> None:
-        super().__init__(provider, seen, writer)
-        self.block = 0
-        self.opened = False
-
-    def named(self, kind: str, **body: Any) -> bytes:
-        return f"event: {kind}\ndata: {json.dumps({'type': kind, **body})}\n\n".encode()
-
-    def message(self) -> dict[str, Any]:
-        head = {"id": "msg_fake", "type": "message", "role": "assistant", "model": self.seen.body["model"]}
-        return {**head, "stop_sequence": None, "usage": self.usage()}
-
-    def usage(self) -> dict[str, Any]:
-        return {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": len(WORDS)}
-
-    async def whole(self, calls: Sequence[tuple[str, str]] = ()) -> bool:
-        content: list[dict[str, Any]] = [
-            {"type": "tool_use", "id": f"call_{name}", "name": name, "input": json.loads(arguments)}
-            for name, arguments in calls
-        ]
-        reason = "tool_use" if calls else "end_turn"
-        body = {**self.message(), "content": content or [{"type": "text", "text": TEXT}], "stop_reason": reason}
-        return await self.plain(200, json.dumps(body).encode(), "application/json")
-
-    def role(self) -> bytes:
-        begun = {**self.message(), "content": [], "stop_reason": None, "usage": {**self.usage(), "output_tokens": 1}}
-        return self.named("message_start", message=begun) + self.named("ping")
-
-    def word(self, word: str) -> bytes:
-        begin = b"" if self.opened else self.begin({"type": "text", "text": ""})
-        return begin + self.named("content_block_delta", index=self.block, delta={"type": "text_delta", "text": word})
-
-    def begin(self, block: dict[str, Any]) -> bytes:
-        ended = self.stop()
-        self.opened = True
-        return ended + self.named("content_block_start", index=self.block, content_block=block)
-
-    def stop(self) -> bytes:
-        if not self.opened:
-            return b""
-        self.opened, block = False, self.block
-        self.block += 1
-        return self.named("content_block_stop", index=block)
-
-    def call(self, index: int, name: str, arguments: str) -> list[bytes]:
-        begin = self.begin({"type": "tool_use", "id": f"call_{name}", "name": name, "input": {}})
-        deltas = [
-            self.named(
-                "content_block_delta", index=self.block, delta={"type": "input_json_delta", "partial_json": part}
-            )
-            for part in (arguments[:4], arguments[4:])
-        ]
-        return [begin, *deltas]
-
-    async def end(self, reason: str = "stop") -> bool:
-        stopped = {"stop": "end_turn", "tool_calls": "tool_use"}[reason]
-        delta = {"stop_reason": stopped, "stop_sequence": None}
-        await self.send(self.stop() + self.named("message_delta", delta=delta, usage={"output_tokens": len(WORDS)}))
-        await self.send(self.named("message_stop"))
-        return await self.end_chunks()
+SCRIPTS = tuple(name.removeprefix("do_").replace("_", "-") for name in vars(Script) if name.startswith("do_"))
+"""Their names."""
