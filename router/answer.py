@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _CREDENTIALS = frozenset({401, 403})
 _CLIENT_CLOSED = 499
 """As nginx logs a client that left."""
+_SLOWER = (_CLIENT_CLOSED, "given up: another target was faster, or the client left")
 
 
 class Answer:
@@ -199,7 +200,7 @@ class Answer:
                     except BackendError as failed:
                         error = failed
                         continue
-                    await _cancelled(racing | (done - {task}))
+                    await self._lost(racing | (done - {task}))
                     # The answer's own attempt is the last one of the record.
                     at = next(i for i, one in enumerate(self.attempts) if one.target == won.target.name)
                     self.attempts.append(self.attempts.pop(at))
@@ -207,8 +208,18 @@ class Answer:
             assert error is not None
             raise error
         except asyncio.CancelledError:
-            await _cancelled(racing)
+            await self._lost(racing)
             raise
+
+    async def _lost(self, tasks: set[asyncio.Task[Tried]]) -> None:
+        """Cancel those that were slower, also one that has just begun to answer."""
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Tried):
+                at = next(i for i, one in enumerate(self.attempts) if one.target == ended.target.name)
+                self.attempts[at] = ended.attempt(*_SLOWER)
+                await ended.aclose()
 
     async def _opened(self, tried: Tried) -> Tried:
         """`tried`, once it has begun to answer; its record is kept however it ends."""
@@ -219,7 +230,7 @@ class Answer:
             self.attempts.append(tried.attempt(failed.status, failed.message))
             raise
         except asyncio.CancelledError:
-            self.attempts.append(tried.attempt(499, "given up: another target was faster, or the client left"))
+            self.attempts.append(tried.attempt(*_SLOWER))
             raise
         self.attempts.append(tried.attempt())
         return tried
@@ -423,15 +434,6 @@ class Answer:
         )
         if tried is not None:
             await (tried.aclose() if error is not None else tried.answered())
-
-
-async def _cancelled(tasks: set[asyncio.Task[Tried]]) -> None:
-    """Those that lost, also one that was answered at the same moment."""
-    for task in tasks:
-        task.cancel()
-    for ended in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(ended, Tried):
-            await ended.aclose()
 
 
 def _status_of(error: BaseException | None) -> int:
