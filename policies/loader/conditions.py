@@ -64,7 +64,7 @@ def _priority_of(reader: Reader, entry: Entry) -> float:
     if not isinstance(entry.value, Mapping_):
         return 0.0
     found = next((one for one in entry.value.entries if one.key == "priority"), None)
-    return (reader.amount(found.value, "'priority'", low=-1e9) or 0.0) if found is not None else 0.0
+    return (reader.amount(found.value, "'priority'") or 0.0) if found is not None else 0.0
 
 
 def read_when(

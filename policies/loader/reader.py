@@ -63,14 +63,18 @@ class Reader:
         return None
 
     def amount(self, node: Node, what: str, *, above: float | None = None, low: float | None = None) -> float | None:
-        """A finite number above `above`, or of at least `low`."""
+        """A finite number above `above`, or of at least `low`, or any."""
         value = _number(node)
         if value is not None and value < float("inf"):
             if above is not None and value > above:
                 return float(value)
             if low is not None and value >= low:
                 return float(value)
-        wanted = f"a number above {above:g}" if above is not None else f"a number of at least {low:g}"
+            if above is None and low is None and value > float("-inf"):
+                return float(value)
+        wanted = "a number"
+        if above is not None or low is not None:
+            wanted += f" above {above:g}" if above is not None else f" of at least {low:g}"
         self._refuse(node, what, wanted)
         return None
 
