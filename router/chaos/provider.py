@@ -41,6 +41,11 @@ class FakeProvider:
         self._counts[script] = self._counts.get(script, 0) + 1
         return self._counts[script]
 
+    def forget(self) -> None:
+        """Count from nothing again."""
+        self._counts.clear()
+        self._began.clear()
+
     def since(self, script: str) -> float:
         """When the first request for that script came, on the monotonic clock."""
         return self._began.setdefault(script, time.monotonic())
