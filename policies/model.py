@@ -252,6 +252,9 @@ class Resilience:
     """Attempts after the first one."""
     ttft_timeout_ms: int = 3000
     """How long one attempt may take to its first content."""
+    attempt_timeout_ms: int | None = None
+    """How long one attempt may take before any of its answer can be given on: all of an answer that is not streamed
+    has to be there by then. None for what is left of the deadline."""
     idle_timeout_ms: int = 10000
     """How long a stream may be silent after that."""
     deadline_ms: int = 60000

@@ -54,8 +54,12 @@ class Tried:
     async def open(self, deadline: float, *, whole: bool = False) -> None:
         """Read up to the first content; `whole`: up to the end. Raises BackendError, with nothing left under way."""
         resilience = self._executor.policy.resilience_of(self.incoming.model)
-        until, what = deadline, f"no complete answer within the deadline of {resilience.deadline_ms} ms"
         self.begun = now = time.monotonic()
+        until, what = deadline, f"no complete answer within the deadline of {resilience.deadline_ms} ms"
+        timer_ms = resilience.attempt_timeout_ms
+        if timer_ms is not None and now + timer_ms / 1000 < until:
+            until, what = now + timer_ms / 1000, f"no answer within attempt_timeout_ms ({timer_ms} ms)"
+        whole_by = until
         first_by = now + resilience.ttft_timeout_ms / 1000
         if self.incoming.stream and first_by < until:
             until, what = first_by, f"no content within ttft_timeout_ms ({resilience.ttft_timeout_ms} ms)"
@@ -70,7 +74,7 @@ class Tried:
                 await self._read_to_content()
             self.first_at = self.last_at = time.monotonic()
             if whole:
-                await self._read_to_end(resilience.idle_timeout_ms, deadline)
+                await self._read_to_end(resilience.idle_timeout_ms, whole_by)
         except TimeoutError:
             error = BackendError(f"{self.target.name}: {what}", status=504, code="timeout")
             await self.failed(error)

@@ -99,8 +99,8 @@ class Splitroute:
                 *targets,
                 "routes:",
                 *routes,
-                f"resilience: {{retries: {RETRIES}, ttft_timeout_ms: {ATTEMPT_MS}, idle_timeout_ms: {ATTEMPT_MS},"
-                f" deadline_ms: {ATTEMPT_MS * 3}}}",
+                f"resilience: {{retries: {RETRIES}, ttft_timeout_ms: {ATTEMPT_MS}, attempt_timeout_ms: {ATTEMPT_MS},"
+                f" idle_timeout_ms: {ATTEMPT_MS}, deadline_ms: {ATTEMPT_MS * 3}}}",
             ]
         )
         self._names = {fault: at for at, fault in enumerate(faults)}
