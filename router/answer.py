@@ -7,8 +7,9 @@ answer cannot be replaced: it ends with an error, never as if it were whole.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from backends.base import BackendError, KVTransfer, Piece, PromptCount, Usage
 from policies import Profile, Target
 from router.continuing import Shown, continued
 from router.errors import RouterError
-from router.hedging import hedge_at_ms
+from router.hedging import hedge_at_ms, race
 from router.incoming import Incoming
 from router.ledger import Record
 from router.results import Attempt, AttemptKind
@@ -26,6 +27,8 @@ from router.tried import Tried
 if TYPE_CHECKING:
     from policies import Decision
     from router.execution import Executor
+
+log = logging.getLogger("splitroute.router")
 
 _CREDENTIALS = frozenset({401, 403})
 _CLIENT_CLOSED = 499
@@ -184,42 +187,20 @@ class Answer:
         hedging = self._hedging(target, ready_at) if self._made == 1 else None
         if hedging is None:
             return await self._opened(tried)
-        first = asyncio.create_task(self._opened(tried))
-        racing = {first}
-        try:
-            await asyncio.wait(racing, timeout=hedging[1])
-            if not first.done() and self._may_hedge(hedging[0]):
-                other = self._new(hedging[0], "hedge")
-                racing.add(asyncio.create_task(self._opened(other)))
-            error: BackendError | None = None
-            while racing:
-                done, racing = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    try:
-                        won = task.result()
-                    except BackendError as failed:
-                        error = failed
-                        continue
-                    await self._lost(racing | (done - {task}))
-                    # The answer's own attempt is the last one of the record.
-                    at = next(i for i, one in enumerate(self.attempts) if one.target == won.target.name)
-                    self.attempts.append(self.attempts.pop(at))
-                    return won
-            assert error is not None
-            raise error
-        except asyncio.CancelledError:
-            await self._lost(racing)
-            raise
+        other, after_s = hedging
 
-    async def _lost(self, tasks: set[asyncio.Task[Tried]]) -> None:
-        """Cancel those that were slower, also one that has just begun to answer."""
-        for task in tasks:
-            task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Tried):
-                at = next(i for i, one in enumerate(self.attempts) if one.target == ended.target.name)
-                self.attempts[at] = ended.attempt(*_SLOWER)
-                await ended.aclose()
+        def second() -> Coroutine[Any, Any, Tried] | None:
+            return self._opened(self._new(other, "hedge")) if self._may_hedge(other) else None
+
+        won, lost = await race(self._opened(tried), second, after_s)
+        for slower in lost:
+            self.attempts[self._at(slower)] = slower.attempt(*_SLOWER)
+        # The answer's own attempt is the last one of the record.
+        self.attempts.append(self.attempts.pop(self._at(won)))
+        return won
+
+    def _at(self, tried: Tried) -> int:
+        return next(at for at, one in enumerate(self.attempts) if one.target == tried.target.name)
 
     async def _opened(self, tried: Tried) -> Tried:
         """`tried`, once it has begun to answer; its record is kept however it ends."""
@@ -394,9 +375,17 @@ class Answer:
         if self._closed:
             return
         self._closed = True
+        self._executor.ledger.metrics.in_flight.dec()
+        self._executor.left(self)
+        try:
+            self._record(error)
+        except Exception:  # a bug, and no reason to keep an answer from its client
+            log.exception("%s could not be recorded", self.incoming.request_id)
+        if self._tried is not None:
+            await (self._tried.aclose() if error is not None else self._tried.answered())
+
+    def _record(self, error: BaseException | None) -> None:
         now = time.monotonic()
-        executor = self._executor
-        executor.ledger.metrics.in_flight.dec()
         ttft_s = tpot_s = None
         tried = self._tried
         if tried is not None:
@@ -406,15 +395,13 @@ class Answer:
                 tpot_s = (self._last_at - tried.first_at) / (tokens - 1)
             if self.attempts[-1].error is None:
                 self.attempts[-1] = tried.attempt()
-        transfer = self.transfer
-        executor.left(self)
         if tried is not None and error is None:
             if tried.usage is not None:
                 self._learn_lengths(tried, tried.usage)
             if ttft_s is not None and tried.kind != "continue":
                 seconds = tried.first_at - tried.begun
                 tried.known.observe(tried.uncached_tokens, seconds, tpot_s, tried.load, tried.forecast)
-        executor.ledger.add(
+        self._executor.ledger.add(
             Record(
                 request_id=self.incoming.request_id,
                 surface=self.incoming.surface,
@@ -427,13 +414,11 @@ class Answer:
                 tpot_s=tpot_s,
                 total_s=now - self._arrived,
                 cost_usd=self.cost_usd,
-                transfer=transfer,
+                transfer=self.transfer,
                 placement=self.placement,
                 error=_name_of(error),
             )
         )
-        if tried is not None:
-            await (tried.aclose() if error is not None else tried.answered())
 
 
 def _status_of(error: BaseException | None) -> int:

@@ -119,7 +119,7 @@ class Metrics:
         by = (record.target, decision.class_name)
         if record.ttft_s is not None:
             self._ttft.of(*by).observe(record.ttft_s)
-            if (expected_ms := decision.predicted(record.target).ttft_ms) is not None:
+            if expected_ms := decision.predicted(record.target).ttft_ms:  # 0 where all of a prompt is cached
                 self._ratio.of(record.target).observe(record.attempts[-1].seconds * 1000 / expected_ms)
         if record.met is not None and (chance := decision.predicted(record.target).p_meet) is not None:
             tenth = min(9, int(chance * 10)) / 10

@@ -173,9 +173,15 @@ async def _stream(answer: Answer, headers: _Headers, send: Send) -> None:
         # After the commit point: an error event and no [DONE], so that no client takes it for complete
         # (Portkey#1797).
         log.warning("%s: %s after content was sent: %s", answer.incoming.request_id, error.status, error.message)
-        event = error.event(answer.incoming.surface)
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send(_event(error, answer))
+    except Exception:
+        log.exception("%s failed after content was sent", answer.incoming.request_id)
+        await send(_event(internal_error(), answer))
     await send({"type": "http.response.body", "body": b""})
+
+
+def _event(error: RouterError, answer: Answer) -> Message:
+    return {"type": "http.response.body", "body": error.event(answer.incoming.surface), "more_body": True}
 
 
 def _answer_headers(answer: Answer) -> _Headers:

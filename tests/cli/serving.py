@@ -70,6 +70,10 @@ def _serving(ready_line: str, *words: str, env: dict[str, str] | None) -> Iterat
         assert ready.wait(180), "not serving after three minutes"
         assert running.url, "".join(running.output)
         yield running
+    except BaseException as error:  # what the process has to say of it
+        said = "".join(running.output[-80:])
+        error.add_note(f"splitroute {' '.join(words)} (exit status {process.poll()}) wrote:\n{said}")
+        raise
     finally:
         if process.poll() is None:
             process.kill()

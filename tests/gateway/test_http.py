@@ -275,6 +275,38 @@ async def test_a_bug_is_500_without_a_traceback(provider: FakeProvider, monkeypa
         assert "secret detail" not in answer.text
 
 
+async def test_a_bug_after_content_was_sent_is_an_error_event(
+    provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr("router.tried.Tried.next_piece", broken)
+    async with gateway(provider, "ok") as (client, router):
+        answer = await client.post("/v1/chat/completions", json={**ASK, "stream": True})
+        *_, last = [line for line in answer.text.splitlines() if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+        assert "secret detail" not in answer.text and "[DONE]" not in answer.text
+        assert b"splitroute_requests_in_flight 0.0" in router.ledger.metrics.text()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_is_not_lost_to_its_bookkeeping(
+    provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """A prediction of 0 ms, by which a metric was divided, once cut an answer short."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    async with gateway(provider, "ok") as (client, router):
+        monkeypatch.setattr(router.ledger.metrics, "observe", broken)
+        answer = await client.post("/v1/chat/completions", json={**ASK, "stream": stream})
+        assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n" if stream else "}")
+        assert "could not be recorded" in caplog.text
+        assert router._executor.state["t0"].inflight == 0
+
+
 async def test_a_hundred_clients_at_once(provider: FakeProvider) -> None:
     async with gateway(provider, "paced:5") as (client, router):
         answers = await asyncio.gather(

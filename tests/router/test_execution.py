@@ -123,6 +123,16 @@ async def test_no_retries_means_one_attempt(provider: FakeProvider) -> None:
     assert len(provider.requests) == 1
 
 
+async def test_whoever_stands_in_for_an_unstreamed_answer_needs_a_timer_of_the_attempt(provider: FakeProvider) -> None:
+    async with router_of(provider, "never-answers", "ok", deadline_ms=400) as router:
+        with pytest.raises(RouterError) as refused:
+            await router.chat(**ASK)
+        assert refused.value.status == 504 and len(refused.value.attempts) == 1
+    async with router_of(provider, "never-answers", "ok", deadline_ms=4000, attempt_timeout_ms=200) as router:
+        answer = await router.chat(**ASK)
+        assert answer.text == TEXT and [attempt.status for attempt in answer.attempts] == [504, 200]
+
+
 async def test_the_deadline_holds_over_all_attempts(provider: FakeProvider) -> None:
     async with router_of(
         provider, "never-answers", "never-answers", "never-answers", ttft_timeout_ms=200, deadline_ms=300
