@@ -2,9 +2,11 @@
 
 Closed: requests go. Open: none do, until the latest moment that any reason gave. Half-open after that: one request is
 let through, and how it fares decides. Failures in a row open it, and so does their share of a window (Nygard, Release
-It!, 2007; the rate as in resilience4j). A 429 opens it at once, for as long as the provider said: where targets share
-a quota, theirs is one breaker, so that none hammers what another was refused by (litellm#34399). Errors that are the
-request's own fault never count (sglang#9312). No clock: whoever asks says what time it is.
+It!, 2007; the rate as in resilience4j). A failure of what began before the last success is in no row: of a thousand
+requests at once, those that ran into a timer fail together, long after others were answered. A 429 opens it at once,
+for as long as the provider said: where targets share a quota, theirs is one breaker, so that none hammers what another
+was refused by (litellm#34399). Errors that are the request's own fault never count (sglang#9312). No clock: whoever
+asks says what time it is.
 """
 
 from __future__ import annotations
@@ -35,7 +37,19 @@ class BreakerRule:
 class Breaker:
     """One target's, or one quota's."""
 
-    __slots__ = ("_ended", "_failed", "_in_a_row", "_probing", "_trips", "opened", "rule", "status", "until_s", "why")
+    __slots__ = (
+        "_ended",
+        "_failed",
+        "_in_a_row",
+        "_probing",
+        "_trips",
+        "_well_s",
+        "opened",
+        "rule",
+        "status",
+        "until_s",
+        "why",
+    )
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self.rule = rule or BreakerRule()
@@ -49,6 +63,8 @@ class Breaker:
         self._probing = False
         self._in_a_row = 0
         self._trips = 0
+        self._well_s = float("-inf")
+        """When it last answered."""
         self._ended: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_MOST)
         """(when, whether it failed) in the window."""
         self._failed = 0
@@ -71,7 +87,9 @@ class Breaker:
 
     def answered(self, now_s: float, probe: bool) -> None:
         """It was answered, or refused for its own fault. One that began before it opened does not close it."""
-        self._in_a_row = 0 if not self.opened or probe else self._in_a_row
+        if not self.opened or probe:
+            self._in_a_row = 0
+            self._well_s = now_s
         if probe:
             self.opened = self._probing = False
             self._trips = 0
@@ -80,10 +98,10 @@ class Breaker:
         if not self.opened:
             self._note(now_s, False)
 
-    def failed(self, now_s: float, probe: bool, status: int, why: str) -> None:
-        """It was not answered, or not wholly."""
+    def failed(self, now_s: float, probe: bool, status: int, why: str, began_s: float | None = None) -> None:
+        """It was not answered, or not wholly; `began_s` None for just now."""
         self._probing = self._probing and not probe
-        self._in_a_row += 1
+        self._in_a_row += began_s is None or began_s >= self._well_s
         self._note(now_s, True)
         rule = self.rule
         if not rule.failures:

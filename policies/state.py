@@ -74,9 +74,15 @@ class TargetState:
         return self.breaker.begin(now_s), self.quota.begin(now_s)
 
     def went(
-        self, now_s: float, probes: tuple[bool, bool], status: int, why: str = "", retry_after_s: float | None = None
+        self,
+        now_s: float,
+        probes: tuple[bool, bool],
+        status: int,
+        why: str = "",
+        retry_after_s: float | None = None,
+        began_s: float | None = None,
     ) -> None:
-        """How an attempt ended."""
+        """How an attempt ended that began at `began_s`; None for just now."""
         own, shared = probes
         if status in OVERLOADED:
             self.auto.overloaded(now_s)
@@ -86,7 +92,7 @@ class TargetState:
         elif status >= 500 or status == 408:
             self.quota.abandoned(shared)
             if retry_after_s is None:
-                self.breaker.failed(now_s, own, status, why)
+                self.breaker.failed(now_s, own, status, why, began_s)
             else:
                 self.breaker.refused(now_s, own, status, why, retry_after_s)
         else:

@@ -141,7 +141,8 @@ class Tried:
     async def failed(self, error: BackendError) -> None:
         """Tell the target's breakers, and release everything."""
         if not self._ended:
-            self.known.went(time.monotonic(), self._probes, error.status, error.message, error.retry_after_s)
+            now = time.monotonic()
+            self.known.went(now, self._probes, error.status, error.message, error.retry_after_s, self.begun)
         await self._release()
 
     async def answered(self) -> None:

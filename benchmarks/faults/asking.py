@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ async def ask(
                 elif stream:
                     kind = await _streamed(response, expected, first, begun)
                 else:
-                    kind = _whole(await response.aread(), expected)
+                    kind = whole_kind(await response.aread(), expected)
     except TimeoutError:
         kind = "hung"
     except httpx.HTTPError:
@@ -62,23 +63,40 @@ async def ask(
 async def _streamed(response: httpx.Response, expected: str, first: list[float], begun: float) -> str:
     text = ""
     async for line in response.aiter_lines():
-        if not line.startswith("data:") or line[5:].strip() == "[DONE]":
-            continue
-        try:
-            event = json.loads(line[5:])
-        except ValueError:
-            return "error"  # every client raises
-        if event.get("error"):
+        piece = _content(line)
+        if piece is None:
             return "error"
-        for choice in event.get("choices") or ():
-            if piece := (choice.get("delta") or {}).get("content"):
-                text += piece
-                if not first:
-                    first.append(time.monotonic() - begun)
+        text += piece
+        if piece and not first:
+            first.append(time.monotonic() - begun)
     return "whole" if text == expected else "half"
 
 
-def _whole(data: bytes, expected: str) -> str:
+def streamed_kind(lines: Iterable[str], expected: str) -> str:
+    """What an OpenAI client makes of these lines of a stream."""
+    text = ""
+    for line in lines:
+        piece = _content(line)
+        if piece is None:
+            return "error"
+        text += piece
+    return "whole" if text == expected else "half"
+
+
+def _content(line: str) -> str | None:
+    """Of one line; None where a client raises."""
+    if not line.startswith("data:") or line[5:].strip() == "[DONE]":
+        return ""
+    try:
+        event = json.loads(line[5:])
+    except ValueError:
+        return None
+    if event.get("error"):
+        return None
+    return "".join((choice.get("delta") or {}).get("content") or "" for choice in event.get("choices") or ())
+
+
+def whole_kind(data: bytes, expected: str) -> str:
     try:
         body = json.loads(data)
         if body.get("error"):

@@ -15,15 +15,17 @@ from typing import Any
 import httpx
 
 from benchmarks.faults.asking import Outcome, ask
-from benchmarks.faults.servers import splitroute
+from benchmarks.faults.crowd import crowd
+from benchmarks.faults.servers import chaos, splitroute
 from benchmarks.report import percentile
 from router.chaos import TEXT, FakeProvider
+from router.gateway.server import run
 
 
-def _policy(provider: FakeProvider, targets: str, rule: str, resilience: str) -> str:
+def _policy(url: str, targets: str, rule: str, resilience: str) -> str:
     return f"""
 version: 1
-providers: {{chaos: {{type: openai, base_url: "{provider.url}", api_key: k}}}}
+providers: {{chaos: {{type: openai, base_url: "{url}", api_key: k}}}}
 targets:
 {targets}
 classes:
@@ -49,13 +51,13 @@ def _resident_mib(process: subprocess.Popen[bytes]) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-async def _many(client: httpx.AsyncClient, count: int, at_once: int, *, stream: bool = True) -> list[Outcome]:
+async def _many(client: httpx.AsyncClient, count: int, at_once: int) -> list[Outcome]:
     outcomes: list[Outcome] = []
     left = iter(range(count))
 
     async def worker() -> None:
         for _ in left:
-            outcomes.append(await ask(client, "chat", stream=stream, expected=TEXT))
+            outcomes.append(await ask(client, "chat", stream=True, expected=TEXT))
 
     await asyncio.gather(*(worker() for _ in range(at_once)))
     return outcomes
@@ -70,31 +72,32 @@ def _in_flight(url: str) -> float:
 def run_mixed(quick: bool) -> dict[str, Any]:
     """1,000 at once where 30 % fail in turn by reset, 500, a cut and silence; then memory over 20,000."""
     deadline_ms, many = 8000, 2000 if quick else 20000
-    resilience = f"{{retries: 3, ttft_timeout_ms: 2000, idle_timeout_ms: 2000, deadline_ms: {deadline_ms}}}"
-    with FakeProvider(kept=1000) as provider:
+    timers = ", ".join(f"{name}_timeout_ms: 2000" for name in ("ttft", "attempt", "idle"))
+    resilience = f"{{retries: 3, {timers}, deadline_ms: {deadline_ms}}}"
+    with chaos() as provider:
         policy = _policy(provider, _two("percent:30"), "{candidates: [t0, t1], choose: in-order}", resilience)
 
         async def go(url: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
             found: dict[str, Any] = {}
-            async with _client(url) as client:
-                for stream in (True, False):
-                    outcomes = await _many(client, 1000, 1000, stream=stream)
-                    found["1,000 streamed" if stream else "1,000 whole"] = {
-                        **Counter(one.kind for one in outcomes),
-                        "longest_s": round(max(one.seconds for one in outcomes), 2),
-                        "deadline_s": deadline_ms / 1000,
-                    }
-                resident = {}
-                for at in range(5):
-                    kinds = Counter(one.kind for one in await _many(client, many // 5, 200))
-                    resident[f"after {many // 5 * (at + 1)}"] = round(_resident_mib(process), 1)
-                    found[f"{many // 5 * at} to {many // 5 * (at + 1)}"] = dict(kinds)
-                found["resident_mib"] = resident
+            for stream in (True, False):
+                outcomes = await crowd(url, 1000, 1000, stream=stream, expected=TEXT)
+                found["1,000 streamed" if stream else "1,000 whole"] = {
+                    **Counter(one.kind for one in outcomes),
+                    "statuses": dict(Counter(one.status for one in outcomes if one.status >= 400)),
+                    "longest_s": round(max(one.seconds for one in outcomes), 2),
+                    "deadline_s": deadline_ms / 1000,
+                }
+            resident = {}
+            for at in range(5):
+                outcomes = await crowd(url, many // 5, 200, stream=True, expected=TEXT)
+                resident[f"after {many // 5 * (at + 1)}"] = round(_resident_mib(process), 1)
+                found[f"{many // 5 * at} to {many // 5 * (at + 1)}"] = dict(Counter(one.kind for one in outcomes))
+            found["resident_mib"] = resident
             found["in_flight_afterwards"] = _in_flight(url)
             return found
 
         with splitroute(policy) as (url, process):
-            return asyncio.run(go(url, process))
+            return run(go(url, process))
 
 
 def run_hammer(quick: bool) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def run_hammer(quick: bool) -> dict[str, Any]:
     breaker = f"{{failures: 5, open_ms: {open_s * 1000:.0f}, most_ms: {most_s * 1000:.0f}}}"
     with FakeProvider() as provider:
         policy = _policy(
-            provider,
+            provider.url,
             _two("bare:429", ", limits: {quota: team}"),
             "{candidates: [t0, t1], choose: round-robin}",
             f"{{retries: 3, deadline_ms: 500, breaker: {breaker}}}",
@@ -139,7 +142,7 @@ def run_hedge(quick: bool) -> dict[str, Any]:
     for name, hedge in (("without", ""), ("with", ", hedge: {percent: 5}")):
         with FakeProvider(kept=1) as provider:
             rule = "{candidates: [t0, t1], choose: in-order}"
-            policy = _policy(provider, _two("tail:2"), rule, f"{{deadline_ms: 5000{hedge}}}")
+            policy = _policy(provider.url, _two("tail:2"), rule, f"{{deadline_ms: 5000{hedge}}}")
 
             async def go(url: str, provider: FakeProvider = provider) -> dict[str, Any]:
                 async with _client(url) as client:
@@ -167,7 +170,7 @@ def run_overload(quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with FakeProvider(kept=1) as provider:
         targets = "  t0: {provider: chaos, model: 'busy:100', limits: {concurrency: 8, queue: 64}}"
-        policy = _policy(provider, targets, "{candidates: [t0], choose: in-order}", "{deadline_ms: 2000}")
+        policy = _policy(provider.url, targets, "{candidates: [t0], choose: in-order}", "{deadline_ms: 2000}")
 
         async def go(url: str, rates: Sequence[tuple[str, int]]) -> dict[str, list[Outcome]]:
             draw, begun = random.Random(7), time.monotonic()

@@ -66,6 +66,15 @@ def splitroute(policy: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             yield url, process
 
 
+@contextlib.contextmanager
+def chaos() -> Iterator[str]:
+    """The address of a provider that fails as its models' names say, as a process."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1"
+    with running([sys.executable, "-m", "router.cli", "chaos", "--port", str(port)], url, "/models"):
+        yield url
+
+
 class Gateway(Protocol):
     name: str
 

@@ -45,6 +45,9 @@ class Script:
     async def run(self) -> bool:
         model = self.seen.headers.get("x-chaos") or self.provider.alias or str(self.seen.body.get("model"))
         name, _, rest = model.partition(":")
+        if self.seen.path.endswith("/models"):
+            listed = {"object": "list", "data": [{"id": script, "object": "model"} for script in SCRIPTS]}
+            return await self.plain(200, json.dumps(listed).encode(), "application/json")
         method = getattr(self, "do_" + name.replace("-", "_"), None)
         if method is None:
             known = ", ".join(SCRIPTS)
@@ -68,6 +71,7 @@ class Script:
     # --- scripts -------------------------------------------------------------------------------------
 
     async def do_ok(self) -> bool:
+        """A whole answer."""
         await self.begin_stream()
         await self.send(self.role(), *map(self.word, WORDS))
         return await self.end()
@@ -97,6 +101,7 @@ class Script:
         return await self.end()
 
     async def do_paced(self, milliseconds: str = "20") -> bool:
+        """A whole answer, so many milliseconds between its words."""
         await self.begin_stream()
         await self.send(self.role())
         for word in WORDS:
@@ -112,24 +117,29 @@ class Script:
         return await self.end()
 
     async def do_never_answers(self) -> bool:
+        """The request is read, and nothing comes."""
         await asyncio.sleep(3600)
         return False
 
     async def do_role_then_silence(self) -> bool:
+        """The role, then nothing."""
         await self.begin_stream()
         await self.send(self.role())
         return await self.do_never_answers()
 
     async def do_comments_forever(self) -> bool:
+        """Comments and no event, without end."""
         await self.begin_stream()
         return await self.comment()
 
     async def do_token_then_silence(self) -> bool:
+        """One word, then nothing."""
         await self.begin_stream()
         await self.send(self.role(), self.word(WORDS[0]))
         return await self.do_never_answers()
 
     async def do_token_then_comments(self) -> bool:
+        """One word, then comments without end."""
         await self.begin_stream()
         await self.send(self.role(), self.word(WORDS[0]))
         return await self.comment()
@@ -147,6 +157,7 @@ class Script:
         return await self.end_chunks()
 
     async def do_error_event(self, words: str = "0") -> bool:
+        """An error in the stream after so many words."""
         await self.begin_stream()
         await self.send(self.role(), *map(self.word, WORDS[: int(words)]))
         error = {"error": {"message": "the model fell over", "type": "server_error", "code": 503}}
@@ -155,6 +166,7 @@ class Script:
         return await self.end_chunks()
 
     async def do_status(self, status: str) -> bool:
+        """That status with an error of the API."""
         code = int(status)
         headers = {}
         if code == 429:
@@ -170,18 +182,22 @@ class Script:
         return await self.plain(int(status), json.dumps({"error": {"message": message}}).encode(), "application/json")
 
     async def do_echoes_key(self) -> bool:
+        """An error that has the API key in it."""
         message = f"Incorrect API key provided: {self.seen.headers.get('authorization', '').removeprefix('Bearer ')}"
         return await self.plain(401, json.dumps({"error": {"message": message}}).encode(), "application/json")
 
     async def do_refuses_stream_options(self) -> bool:
+        """400 where `stream_options` is asked for."""
         if "stream_options" in self.seen.body:
             return await self.do_says("400:Unrecognized request argument supplied: stream_options")
         return await self.do_ok()
 
     async def do_html(self) -> bool:
+        """200 with a page of a web server's."""
         return await self.plain(200, b"<html>welcome</html>", "text/html")
 
     async def do_half_a_body(self) -> bool:
+        """Less than its content-length says."""
         self.writer.write(
             b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{"choices": ['
         )
@@ -189,6 +205,7 @@ class Script:
         return False
 
     async def do_redirects(self) -> bool:
+        """307 to elsewhere."""
         return await self.plain(307, b"", "text/plain", {"location": "http://127.0.0.1:9/"})
 
     # --- faults that a whole answer may have too -----------------------------------------------------

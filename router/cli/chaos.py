@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
 
     table = Table("model", "what happens")
     for name in SCRIPTS:
-        about = getattr(Script, "do_" + name.replace("-", "_")).__doc__ or "as its name says"
+        about: str = getattr(Script, "do_" + name.replace("-", "_")).__doc__
         table.add_row(name, " ".join(about.split()))
     out().print(table)
     if args.list:

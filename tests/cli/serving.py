@@ -43,6 +43,11 @@ def worker(*arguments: str, env: dict[str, str] | None = None) -> AbstractContex
     return _serving(r"listening on (\S+) for", "worker", "--host", "127.0.0.1", *arguments, env=env)
 
 
+def chaos() -> AbstractContextManager[Running]:
+    """A provider that fails on purpose."""
+    return _serving(r"chaos on (\S+);", "chaos", "--port", "0", env=None)
+
+
 @contextmanager
 def _serving(ready_line: str, *words: str, env: dict[str, str] | None) -> Iterator[Running]:
     process = subprocess.Popen(

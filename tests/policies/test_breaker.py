@@ -37,6 +37,17 @@ def test_a_success_between_failures_keeps_it_closed_until_their_share_is_too_lar
     assert breaker.opened
 
 
+def test_what_began_before_the_last_success_is_in_no_row() -> None:
+    breaker = Breaker(RULE)
+    breaker.answered(1.0, False)
+    for _ in range(10):
+        breaker.failed(2.0, False, 504, "silent", began_s=0.0)
+    assert not breaker.opened
+    for _ in range(3):
+        breaker.failed(4.0, False, 504, "silent", began_s=2.0)
+    assert breaker.opened and "3 in a row" in breaker.why
+
+
 def test_what_failed_long_ago_does_not_count() -> None:
     breaker = Breaker(RULE)
     for step in range(30):
