@@ -259,6 +259,8 @@ class Resilience:
     """How long a stream may be silent after that."""
     deadline_ms: int = 60000
     """How long the request may take in all, over all attempts."""
+    keepalive_ms: int = 15000
+    """How long the gateway may be silent in a stream before it sends a comment."""
     after_commit: AfterCommit = "error"
     """What happens to a failure after content has come: the stream ends in an error; another target goes on where it
     stopped; or nothing is shown before all of it is there, so that it can start again unseen."""

@@ -48,7 +48,7 @@ class RouterError(Exception):
         super().__init__(message)
         self.message = message
         self.status = status
-        self.kind = kind or ("invalid_request_error" if 400 <= status < 500 else "api_error")
+        self.kind = kind or ("rate_limit_error" if status == 429 else _usual_kind(status))
         self.code = code
         self.param = param
         self.retry_after_s = retry_after_s
@@ -61,9 +61,9 @@ class RouterError(Exception):
 
     def as_anthropic(self) -> dict[str, Any]:
         """The body Anthropic's API would send for this."""
-        known = set(_ANTHROPIC_KINDS.values())
-        usual = "invalid_request_error" if 400 <= self.status < 500 else "api_error"
-        kind = self.kind if self.kind in known else _ANTHROPIC_KINDS.get(self.status, usual)
+        usual = _usual_kind(self.status)
+        special = set(_ANTHROPIC_KINDS.values()) - {"invalid_request_error", "api_error"}
+        kind = self.kind if self.kind in special else _ANTHROPIC_KINDS.get(self.status, usual)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def body(self, surface: str) -> dict[str, Any]:
@@ -74,6 +74,10 @@ class RouterError(Exception):
         """What ends a stream that cannot go on."""
         begin = b"event: error\n" if surface == "messages" else b""
         return begin + b"data: " + json.dumps(self.body(surface)).encode() + b"\n\n"
+
+
+def _usual_kind(status: int) -> str:
+    return "invalid_request_error" if 400 <= status < 500 else "api_error"
 
 
 def invalid(param: str, value: Any, remedy: str) -> RouterError:

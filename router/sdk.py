@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,50 @@ from router.answer import Answer
 from router.errors import RouterError
 from router.execution import Executor
 from router.incoming import Incoming, read
+from router.inprocess import BASE_URL, IN_PROCESS, http_client, official
 from router.reloading import Reloading
 from router.results import ChatStream, Result
 
 if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
+    from openai.resources.chat.completions import AsyncCompletions
+
     from router.ledger import Ledger
 
 Messages = Sequence[Mapping[str, Any]]
 
 _NO_USAGE = Usage(0, 0)
 """A provider that does not count."""
+
+
+class Chat:
+    """`router.chat`: to be called, or to be gone through as OpenAI's client is."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def __call__(
+        self,
+        *,
+        model: str,
+        messages: Messages,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        **parameters: Any,
+    ) -> Result:
+        """Ask `model`, the name of a route, and wait for the whole answer.
+
+        `ttft_ms` and `tpot_ms` are the latency goals; `parameters` are those of OpenAI's chat completions.
+        Raises RouterError.
+        """
+        body = {"messages": _as_list(messages), **parameters}
+        return await self._router.whole("chat.completions", model, body, ttft_ms, tpot_ms)
+
+    @property
+    def completions(self) -> AsyncCompletions:
+        """`create`, `parse` and `stream` of OpenAI's client (`router.openai`), with its types and its errors."""
+        return self._router.openai.chat.completions
 
 
 class Router:
@@ -47,6 +82,8 @@ class Router:
         )
         self._starting: asyncio.Task[None] | None = None
         self._started = False
+        self.chat = Chat(self)
+        """`await router.chat(...)`; and `router.chat.completions`, as OpenAI's client has it."""
 
     @classmethod
     def from_policy(cls, path: str | os.PathLike[str], *, env: Mapping[str, str] | None = None) -> Router:
@@ -164,22 +201,26 @@ class Router:
 
     # --- requests ------------------------------------------------------------------------------------
 
-    async def chat(
-        self,
-        *,
-        model: str,
-        messages: Messages,
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        **parameters: Any,
-    ) -> Result:
-        """Ask `model`, the name of a route, and wait for the whole answer.
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        """OpenAI's own client on this router: streams, `parse` with pydantic models, its types and its errors.
 
-        `ttft_ms` and `tpot_ms` are the latency goals; `parameters` are those of OpenAI's chat completions.
-        Raises RouterError.
+        Nothing goes over a socket, and the router does the retrying. Raises ImportError where it is not installed.
         """
-        body = {"messages": _as_list(messages), **parameters}
-        return await self._whole("chat.completions", model, body, ttft_ms, tpot_ms)
+        sdk = official("openai")
+        client: AsyncOpenAI = sdk.AsyncOpenAI(
+            base_url=f"{BASE_URL}/v1", api_key=IN_PROCESS, max_retries=0, http_client=http_client(self, sdk)
+        )
+        return client
+
+    @cached_property
+    def anthropic(self) -> AsyncAnthropic:
+        """Anthropic's, likewise."""
+        sdk = official("anthropic")
+        client: AsyncAnthropic = sdk.AsyncAnthropic(
+            base_url=BASE_URL, api_key=IN_PROCESS, max_retries=0, http_client=http_client(self, sdk)
+        )
+        return client
 
     async def complete(
         self,
@@ -192,7 +233,7 @@ class Router:
     ) -> Result:
         """Continue `prompt` (text or token ids), without a chat template. Raises RouterError."""
         body = {"prompt": _as_list(prompt), **parameters}
-        return await self._whole("completions", model, body, ttft_ms, tpot_ms)
+        return await self.whole("completions", model, body, ttft_ms, tpot_ms)
 
     def stream(
         self,
@@ -253,9 +294,10 @@ class Router:
             raise RouterError(error.message, status=error.status, kind=error.kind, code=error.code) from error
         return await self._executor.run(incoming)
 
-    async def _whole(
+    async def whole(
         self, surface: Surface, model: str, body: dict[str, Any], ttft_ms: float | None, tpot_ms: float | None
     ) -> Result:
+        """What `chat` and `complete` do. Raises RouterError."""
         if body.pop("stream", None):
             raise RouterError("stream=True: use router.stream(...)", status=400, param="stream")
         begun = time.monotonic()

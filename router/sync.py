@@ -6,13 +6,46 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from policies import Decision, Policy
+from router.inprocess import BASE_URL, IN_PROCESS, official, sync_http_client
 from router.results import Result, StreamEvent
 from router.sdk import Messages, Router
 
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
+    from openai.resources.chat.completions import Completions
+
 T = TypeVar("T")
+
+
+class SyncChat:
+    """As `Chat`."""
+
+    def __init__(self, router: SyncRouter) -> None:
+        self._router = router
+
+    def __call__(
+        self,
+        *,
+        model: str,
+        messages: Messages,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        **parameters: Any,
+    ) -> Result:
+        """As `await router.chat(...)`."""
+        return self._router.wait(
+            self._router.router.chat(model=model, messages=messages, ttft_ms=ttft_ms, tpot_ms=tpot_ms, **parameters)
+        )
+
+    @property
+    def completions(self) -> Completions:
+        """As `Chat.completions`."""
+        return self._router.openai.chat.completions
 
 
 class SyncRouter:
@@ -22,7 +55,10 @@ class SyncRouter:
         self._run(Router(policy))
 
     def _run(self, router: Router) -> None:
-        self._router = router
+        self.router = router
+        """What runs in the loop."""
+        self.chat = SyncChat(self)
+        """As `Router.chat`."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitroute", daemon=True)
         self._thread.start()
@@ -36,48 +72,58 @@ class SyncRouter:
 
     def start(self) -> None:
         """As `Router.start`."""
-        self._wait(self._router.start())
+        self.wait(self.router.start())
 
-    def chat(
-        self,
-        *,
-        model: str,
-        messages: Messages,
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        **parameters: Any,
-    ) -> Result:
-        """As `Router.chat`."""
-        return self._wait(
-            self._router.chat(model=model, messages=messages, ttft_ms=ttft_ms, tpot_ms=tpot_ms, **parameters)
+    @cached_property
+    def openai(self) -> OpenAI:
+        """As `Router.openai`."""
+        sdk = official("openai")
+        client: OpenAI = sdk.OpenAI(
+            base_url=f"{BASE_URL}/v1",
+            api_key=IN_PROCESS,
+            max_retries=0,
+            http_client=sync_http_client(self.router, sdk, self.wait),
         )
+        return client
+
+    @cached_property
+    def anthropic(self) -> Anthropic:
+        """As `Router.anthropic`."""
+        sdk = official("anthropic")
+        client: Anthropic = sdk.Anthropic(
+            base_url=BASE_URL,
+            api_key=IN_PROCESS,
+            max_retries=0,
+            http_client=sync_http_client(self.router, sdk, self.wait),
+        )
+        return client
 
     def complete(self, *, model: str, prompt: str, **parameters: Any) -> Result:
         """As `Router.complete`."""
-        return self._wait(self._router.complete(model=model, prompt=prompt, **parameters))
+        return self.wait(self.router.complete(model=model, prompt=prompt, **parameters))
 
     def stream(self, *, model: str, messages: Messages, **parameters: Any) -> Iterator[StreamEvent]:
         """As `Router.stream`. Closing the iterator early cancels the rest."""
-        stream = self._router.stream(model=model, messages=messages, **parameters)
+        stream = self.router.stream(model=model, messages=messages, **parameters)
 
         async def following() -> StreamEvent | None:
             return await anext(stream, None)
 
         try:
-            while (event := self._wait(following())) is not None:
+            while (event := self.wait(following())) is not None:
                 yield event
         finally:
-            self._wait(stream.aclose())
+            self.wait(stream.aclose())
 
     def explain(self, *, model: str, messages: Messages | None = None, **parameters: Any) -> Decision:
         """As `Router.explain`."""
-        return self._wait(self._router.explain(model=model, messages=messages, **parameters))
+        return self.wait(self.router.explain(model=model, messages=messages, **parameters))
 
     def close(self) -> None:
         """Stop every backend. Safe to call twice."""
         if self._loop.is_closed():
             return
-        self._wait(self._router.aclose())
+        self.wait(self.router.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -93,7 +139,8 @@ class SyncRouter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work` in the router's loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

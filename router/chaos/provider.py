@@ -99,13 +99,11 @@ class FakeProvider:
         # A client that waits for its answer sends nothing: whatever can be read is its leaving.
         leaving = asyncio.create_task(reader.read(1))
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            seen.left_early = True
-            answering.cancel()
-            return False
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        return answering.result()
+        finished = answering.done()
+        seen.left_early = not finished
+        (leaving if finished else answering).cancel()
+        await asyncio.gather(leaving, answering, return_exceptions=True)
+        return finished and answering.result()
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from backends.base import Surface
 from router.answer import Answer
 from router.errors import RouterError
+from router.gateway.events import EventStream
 from router.incoming import Incoming, read
 from router.keys import Key
 from router.sdk import Router, new_request_id
@@ -78,7 +79,7 @@ class Generate:
 
         leaving = asyncio.create_task(watch())
         try:
-            await self._answer(incoming, scope, receive, send)
+            await (self._stream if incoming.stream else self._whole)(incoming, scope, receive, send)
         except asyncio.CancelledError:
             if not left or answering.uncancel():
                 raise
@@ -110,20 +111,49 @@ class Generate:
             check_route(key, incoming.model)
         return incoming
 
-    async def _answer(self, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             answer = await self._router.open(incoming)
         except RouterError as error:
             await error_response(error, incoming.request_id, self._surface)(scope, receive, send)
             return
         try:
+            data = b"".join([piece.data async for piece in answer])
             headers = _answer_headers(answer)
-            if incoming.stream:
-                await _stream(answer, headers, send)
-            else:
-                await _whole(answer, headers, send)
+            headers.append((b"content-type", b"application/json"))
+            headers.append((b"content-length", str(len(data)).encode()))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": data})
         finally:
             await answer.aclose()
+
+    async def _stream(self, incoming: Incoming, scope: Scope, receive: Receive, send: Send) -> None:
+        quiet_s = self._router.policy.resilience_of(incoming.model).keepalive_ms / 1000
+        events = EventStream(send, _id_headers(incoming), quiet_s)
+        try:
+            answer = await self._router.open(incoming)
+            try:
+                await events.begin(_answer_headers(answer))
+                async for piece in answer:
+                    await events.send(piece.data)
+            finally:
+                await answer.aclose()
+        except RouterError as error:
+            if not events.begun:
+                events.close()
+                await error_response(error, incoming.request_id, self._surface)(scope, receive, send)
+                return
+            # An error event and no [DONE], so that no client takes it for complete (Portkey#1797).
+            log.warning("%s: %s in the stream: %s", incoming.request_id, error.status, error.message)
+            await events.send(error.event(self._surface))
+        except Exception:  # a bug: the log has where, the client nothing of it
+            if not events.begun:
+                raise
+            log.exception("%s failed in the stream", incoming.request_id)
+            await events.send(internal_error().event(self._surface))
+        finally:
+            events.close()
+        await events.end()
 
 
 class CountTokens:
@@ -151,52 +181,24 @@ class CountTokens:
         await response(scope, receive, send)
 
 
-async def _whole(answer: Answer, headers: _Headers, send: Send) -> None:
-    data = b"".join([piece.data async for piece in answer])
-    headers.append((b"content-type", b"application/json"))
-    headers.append((b"content-length", str(len(data)).encode()))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
-
-
-async def _stream(answer: Answer, headers: _Headers, send: Send) -> None:
-    headers += [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),  # nginx would collect the stream
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    try:
-        async for piece in answer:
-            await send({"type": "http.response.body", "body": piece.data, "more_body": True})
-    except RouterError as error:
-        # After the commit point: an error event and no [DONE], so that no client takes it for complete
-        # (Portkey#1797).
-        log.warning("%s: %s after content was sent: %s", answer.incoming.request_id, error.status, error.message)
-        await send(_event(error, answer))
-    except Exception:
-        log.exception("%s failed after content was sent", answer.incoming.request_id)
-        await send(_event(internal_error(), answer))
-    await send({"type": "http.response.body", "body": b""})
-
-
-def _event(error: RouterError, answer: Answer) -> Message:
-    return {"type": "http.response.body", "body": error.event(answer.incoming.surface), "more_body": True}
+def _id_headers(incoming: Incoming) -> _Headers:
+    request_id = incoming.request_id.encode()
+    headers = [(b"x-request-id", request_id)]
+    if incoming.surface == "messages":
+        headers.append((b"request-id", request_id))  # where Anthropic's clients look
+    return headers
 
 
 def _answer_headers(answer: Answer) -> _Headers:
     decision = answer.decision
     named = {
-        "x-request-id": answer.incoming.request_id,
         "x-splitroute-target": answer.target,
         "x-splitroute-route": decision.route,
         "x-splitroute-class": decision.class_name,
         "x-splitroute-decision": decision.header(),
         "x-splitroute-attempts": str(len(answer.attempts)),
     }
-    if answer.incoming.surface == "messages":
-        named["request-id"] = answer.incoming.request_id
-    return [(name.encode(), _printable(value)) for name, value in named.items()]
+    return _id_headers(answer.incoming) + [(name.encode(), _printable(value)) for name, value in named.items()]
 
 
 def _printable(value: str) -> bytes:

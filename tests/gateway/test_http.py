@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -288,6 +289,37 @@ async def test_a_bug_after_content_was_sent_is_an_error_event(
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
         assert "secret detail" not in answer.text and "[DONE]" not in answer.text
         assert b"splitroute_requests_in_flight 0.0" in router.ledger.metrics.text()
+
+
+@pytest.mark.parametrize("model", ["slow-first:300", "paced:120"])
+async def test_a_silent_stream_says_that_it_is_still_coming(provider: FakeProvider, model: str) -> None:
+    """litellm#34374"""
+    async with gateway(provider, model, keepalive_ms=50) as (client, _):
+        answer = await client.post(
+            "/v1/chat/completions", json={**ASK, "stream": True}, headers={"x-request-id": "a-1"}
+        )
+        assert answer.headers["x-request-id"] == "a-1" and answer.headers["content-type"].startswith(
+            "text/event-stream"
+        )
+        assert answer.text.count(": keep-alive\n\n") >= 4
+    async with serving(router_of(provider, model, keepalive_ms=50)) as url:
+        ours = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0)
+        stream = await ours.chat.completions.create(model="chat", messages=ASK["messages"], stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == TEXT
+        await ours.close()
+        theirs = anthropic.AsyncAnthropic(base_url=url, api_key="unused", max_retries=0)
+        async with theirs.messages.stream(model="chat", messages=ASK["messages"], max_tokens=50) as messages:
+            assert "".join([text async for text in messages.text_stream]) == TEXT
+        await theirs.close()
+
+
+async def test_a_failure_after_a_keep_alive_is_an_error_event(provider: FakeProvider) -> None:
+    async with gateway(provider, "never-answers", keepalive_ms=50, deadline_ms=300) as (client, router):
+        answer = await client.post("/v1/chat/completions", json={**ASK, "stream": True})
+        assert answer.status_code == 200 and answer.text.startswith(": keep-alive\n\n")
+        *_, last = [line for line in answer.text.splitlines() if line]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout" and "[DONE]" not in answer.text
+        assert next(iter(router.ledger)).status == 504
 
 
 @pytest.mark.parametrize("stream", [True, False])

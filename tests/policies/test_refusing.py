@@ -79,6 +79,7 @@ _CLASSES = POLICY[POLICY.index("classes:") : POLICY.index("routes:")]
         ("retries: 1", "after_commit: retry", "unknown 'after_commit' 'retry'"),
         ("retries: 1", "max_cost_usd: 0", "'max_cost_usd' must be a number above 0, not 0"),
         ("retries: 1", "attempt_timeout_ms: 0", "'attempt_timeout_ms' must be a whole number of at least 1, not 0"),
+        ("retries: 1", "keepalive_ms: 0", "'keepalive_ms' must be a whole number of at least 1, not 0"),
         ("retries: 1", "connect_timeout_ms: 0", "'connect_timeout_ms' must be a whole number of at least 1, not 0"),
         ("retries: 1", "hedge: {usd_per_hour: 1}", "'hedge' has no 'percent' (write it as {percent: 5"),
         ("retries: 1", "hedge: {percent: 0}", "'percent' must be a number above 0, not 0"),

@@ -147,6 +147,24 @@ async def test_a_broken_target_is_left_alone_and_found_again(provider: FakeProvi
         assert len(provider.asked("flapping:0.4")) <= 8, "one probe at a time"
 
 
+@pytest.mark.parametrize("most", ["0.5", "0.0001"])
+async def test_no_further_attempt_costs_more_than_a_request_may(provider: FakeProvider, most: str) -> None:
+    targets = (
+        "  t0: {provider: fake, model: 'bare:503', price: {input: 1, output: 1}}\n"
+        "  t1: {provider: fake, model: ok, price: {input: 1000, output: 1000}}"
+    )
+    async with router_of(
+        provider, targets, "{candidates: [t0, t1], choose: in-order}", f"{{max_cost_usd: {most}, retries: 1}}"
+    ) as router:
+        if most == "0.5":
+            assert (await router.chat(**ASK, max_tokens=50)).target == "t1"
+        else:
+            with pytest.raises(RouterError) as refused:
+                await router.chat(**ASK, max_tokens=50)
+            assert refused.value.status == 503 and {one.target for one in refused.value.attempts} == {"t0"}
+    assert len(provider.asked("ok")) == (most == "0.5")
+
+
 async def test_a_slow_first_attempt_gets_company_within_the_budget(provider: FakeProvider) -> None:
     """Dean & Barroso, The Tail at Scale: the first content wins, the loser is cancelled and accounted."""
     targets = (

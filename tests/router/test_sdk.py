@@ -108,7 +108,7 @@ def test_a_sync_stream_left_early_is_cancelled(provider: FakeProvider, tmp_path:
         stream = router.stream(**ASK)
         assert next(event.text for event in stream if event.text) == "One"
         stream.close()
-        assert [record.error for record in router._router.ledger] == ["cancelled"]
+        assert [record.error for record in router.router.ledger] == ["cancelled"]
 
 
 def test_a_policy_that_is_wrong_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
