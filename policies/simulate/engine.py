@@ -84,28 +84,38 @@ class Worker:
 
     def next_at(self) -> float:
         """When the next thing happens; infinity for never."""
+        return self._next()[0]
+
+    def _next(self) -> tuple[float, bool]:
+        """(when, whether it is the end of a stream: else of a prompt)."""
         if not self._streams and not self._prompts:
-            return math.inf
+            return math.inf, False
         step, slowdown = self._pace()
-        ends = [self.now + max(0.0, self._streams[0][0] - self._tokens) * step] if self._streams else []
-        if self._prompts:
-            ends.append(self.now + self._prompts[0][0] * slowdown)
-        return min(ends)
+        stream = self.now + max(0.0, self._streams[0][0] - self._tokens) * step if self._streams else math.inf
+        prompt = self.now + self._prompts[0][0] * slowdown if self._prompts else math.inf
+        return min(stream, prompt), stream <= prompt
 
     def advance(self, until: float) -> list[Event]:
         """Let time pass, and say what happened in it."""
         events: list[Event] = []
-        while (at := self.next_at()) <= until:
-            step, slowdown = self._pace()
-            self._pass(at - self.now, step, slowdown)
+        while True:
+            at, of_stream = self._next()
+            if at > until or at == math.inf:
+                break
+            self._pass(at - self.now, *self._pace())
             self.now = at
-            if self._streams and self._streams[0][0] - self._tokens <= 1e-9:
-                _, _, context, whose = heapq.heappop(self._streams)
+            # What ends is what was next, not what has nothing left: after hours, less than the last bit of the time may
+            # be left of it.
+            if of_stream:
+                ends, _, context, whose = heapq.heappop(self._streams)
+                self._tokens = ends
                 self._context -= context
                 events.append((at, "done", whose))
                 if self._waiting:
                     self.give_stream(*self._waiting.popleft())
-            elif self._prompts:
+                if not self._streams:
+                    self._tokens = self._context = 0.0  # so that rounding does not add up
+            else:
                 left, _, whose = self._prompts.popleft()
                 self.backlog_s = max(0.0, self.backlog_s - left)
                 events.append((at, "prefilled", whose))

@@ -171,6 +171,23 @@ def test_a_worker_does_all_its_work_however_time_is_cut(work: list[tuple[float, 
 # --- traces -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(30)
+def test_time_goes_on_after_days_without_a_pause() -> None:
+    """Less than the last bit of the clock may be left of an answer: a million requests once never came to their end."""
+    worker = Worker(Speed(step_ms=1, step_ms_per_stream=0.7, prompt_ms_per_1k=100), 512, 64)
+    worker.advance(400_000.0)
+    worker.give_stream(10**9, 0, "endless")
+    now = 420_000.0
+    worker.advance(now)
+    for number in range(500):
+        worker.give_stream(1 + number % 7, 100, number)
+        worker.give_prompt(10 + number, 0, "prompt")
+        now += 0.37
+        worker.advance(now)
+    worker.advance(now + 3600)
+    assert worker.streams == 1, "the endless one"
+
+
 def test_azures_mooncakes_and_our_own_traces_are_read() -> None:
     azure = read_trace(
         [
